@@ -1,0 +1,119 @@
+"""What a layer keeps between steps, and how layers that keep the same form groups.
+
+A *group* is the layers that share one kind of memory and one block size. A *block* is what a group allocates at
+once: `block_size` tokens of all its layers. Its bytes are exactly what those layers need; no page is padded to
+another group's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hybrid_engine.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Keys and values of one attention layer."""
+
+    num_kv_heads: int
+    head_size: int
+    element_bytes: int
+    block_size: int = 16
+    """Tokens in a block."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
+
+    @property
+    def kind(self) -> str:
+        """The kind's name in tables and reports."""
+        raise NotImplementedError
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Bytes that one token takes in one layer: a key and a value."""
+        return 2 * self.num_kv_heads * self.head_size * self.element_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes that one block takes in one layer."""
+        return self.layer_token_bytes * self.block_size
+
+
+@dataclass(frozen=True)
+class FullAttentionSpec(AttentionSpec):
+    """A layer whose queries see every earlier token."""
+
+    @property
+    def kind(self) -> str:
+        return "full_attention"
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec(AttentionSpec):
+    """A layer whose query i sees keys max(0, i - window + 1) .. i."""
+
+    window: int = 0
+    """Tokens a query sees, itself counted."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.window < 1:
+            raise ConfigError(f"window is {self.window}, must be at least 1 token")
+
+    @property
+    def kind(self) -> str:
+        return "sliding_window"
+
+
+@dataclass(frozen=True)
+class ChunkedLocalSpec(AttentionSpec):
+    """A layer whose query i sees keys floor(i / chunk) * chunk .. i (Llama 4's local layers)."""
+
+    chunk: int = 0
+    """Tokens in a chunk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chunk < 1:
+            raise ConfigError(f"chunk is {self.chunk}, must be at least 1 token")
+
+    @property
+    def kind(self) -> str:
+        return "chunked_local"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The layers that share one cache rule."""
+
+    group_id: int
+    spec: AttentionSpec
+    layer_indices: tuple[int, ...]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self.spec.block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all the group's layers."""
+        return self.spec.page_bytes * len(self.layer_indices)
+
+
+def group_layers(specs: Mapping[int, AttentionSpec]) -> tuple[Group, ...]:
+    """Put layers with equal specs into one group, in the order of their first layer.
+
+    specs: what each layer that keeps anything keeps, by layer index.
+    Raises ConfigError when no layer keeps anything.
+    """
+    if not specs:
+        raise ConfigError("no layer keeps anything between steps: there is nothing to cache")
+    layers: dict[AttentionSpec, list[int]] = {}
+    for layer_index in sorted(specs):
+        layers.setdefault(specs[layer_index], []).append(layer_index)
+    return tuple(Group(i, spec, tuple(indices)) for i, (spec, indices) in enumerate(layers.items()))

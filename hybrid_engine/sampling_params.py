@@ -1,0 +1,106 @@
+"""What a caller may ask of the sampler, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hybrid_engine.errors import SamplingParamsError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request chooses its tokens and when it stops.
+
+    The names and meanings are vLLM's. Raises SamplingParamsError for a value outside its range.
+    """
+
+    n: int = 1
+    """Answers to the same prompt, each a request of its own."""
+    max_tokens: int | None = 16
+    """Tokens to generate at most; None: as far as the model's context and the memory reach."""
+    min_tokens: int = 0
+    """Tokens before which neither an end-of-text token nor a stop string ends the answer."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probabilities add up to this."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this share of the likeliest token's probability."""
+    seed: int | None = None
+    """The same seed gives the same text whatever else is in the batch; None draws one."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits (multiplies negative ones) of tokens seen in the prompt or the answer."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token that the answer has."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit once for each time that the answer has it."""
+    stop: tuple[str, ...] = ()
+    """The answer ends before the first of these; a single string or a list is accepted too."""
+    stop_token_ids: tuple[int, ...] = ()
+    """The answer ends after one of these (its text is not part of the answer)."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    """Go on past the model's end-of-text tokens."""
+    logprobs: int | None = None
+    """Report the chosen token's log-probability and those of this many likeliest tokens."""
+    prompt_logprobs: int | None = None
+    """The same for each prompt token but the first. The prefix cache is not read for such a request."""
+    skip_special_tokens: bool = True
+    skip_reading_prefix_cache: bool = False
+    """Compute the whole prompt even if a prefix is cached (it is cached afterwards all the same)."""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._check()
+
+    def _check(self) -> None:
+        _require(self.n >= 1, "n", self.n, "at least 1")
+        _require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens",
+            self.max_tokens,
+            "at least 1, or None",
+        )
+        _require(self.min_tokens >= 0, "min_tokens", self.min_tokens, "at least 0")
+        if self.max_tokens is not None:
+            _require(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                self.min_tokens,
+                f"at most max_tokens ({self.max_tokens})",
+            )
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "finite and at least 0",
+        )
+        _require(self.top_k >= 0, "top_k", self.top_k, "at least 0 (0 keeps all)")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
+        _require(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "finite and above 0",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "from -2 to 2")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"from 0 to {MAX_LOGPROBS}, or None")
+        _require(all(self.stop), "stop", self.stop, "strings that are not empty")
+        _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2**63 - 1, or None")
+
+
+MAX_LOGPROBS = 1000
+
+
+def _require(condition: bool, name: str, value: object, wanted: str) -> None:
+    if not condition:
+        raise SamplingParamsError(f"{name} is {value!r}, must be {wanted}")

@@ -1,0 +1,104 @@
+"""What crosses from the bookkeeping to the tensors: one step, as plain integers.
+
+The scheduler makes a StepPlan, a runner executes it and answers with a StepResult. The runner mirrors the token
+ids and block tables of the requests it has been told of, so that a plan carries only what is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NewType
+
+from hybrid_engine.sampling_params import SamplingParams
+
+RequestId = NewType("RequestId", str)
+BlockId = NewType("BlockId", int)
+"""Index of a block in its group's pool. Block 0 of every group is the null block: never written, never read."""
+
+NULL_BLOCK_ID = BlockId(0)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRequest:
+    """A request that the runner has not seen, or that comes back after a preemption."""
+
+    request_id: RequestId
+    token_ids: tuple[int, ...]
+    """All tokens known: the prompt and, after a preemption, what was generated before."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    """Tokens whose cache entries exist already: the hit."""
+    block_ids: tuple[tuple[BlockId, ...], ...]
+    """The whole block table, by group; NULL_BLOCK_ID where the group needs nothing."""
+    sampling: SamplingParams
+    seed: int
+    """The seed that decides this request's draws; the sampler uses (seed, position) alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Blocks appended to the table of a request that the runner knows."""
+
+    request_id: RequestId
+    block_ids: tuple[tuple[BlockId, ...], ...]
+    """By group; empty where the group got none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Slots [0, num_slots) of a block to copy to another before the step writes anything."""
+
+    group_id: int
+    source_id: BlockId
+    target_id: BlockId
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What runs in one step. Entry i of each per-request tuple belongs to request_ids[i]."""
+
+    step_id: int
+    request_ids: tuple[RequestId, ...]
+    num_computed_tokens: tuple[int, ...]
+    """Position of the first token that each request computes in this step."""
+    num_scheduled_tokens: tuple[int, ...]
+    """Tokens that each request computes in this step, at least 1."""
+    is_sampled: tuple[bool, ...]
+    """Whether the request's last known token is computed, so that the next one is sampled."""
+    started: tuple[StartedRequest, ...] = ()
+    new_blocks: tuple[NewBlocks, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()
+    ended_ids: tuple[RequestId, ...] = ()
+    """Requests the runner may forget before this step: finished, aborted or preempted since the last plan."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(self.num_scheduled_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position."""
+
+    token_id: int
+    """The token that was chosen, or that stands in the prompt."""
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, log-probability) of the likeliest tokens, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a runner found."""
+
+    step_id: int
+    sampled: dict[RequestId, int]
+    """The next token of each request with is_sampled."""
+    logprobs: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
+    """For requests that asked for them."""
+    prompt_logprobs: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)
+    """For requests that asked: one for each token of the chunk whose successor is in the prompt, in order."""
