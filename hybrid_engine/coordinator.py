@@ -1,0 +1,359 @@
+"""One answer for all groups: which prefix is cached, and which blocks a request gets.
+
+A prefix can be resumed at token p if and only if every group can resume at p. Block tables of one request:
+
+    [0, skipped)           null blocks: the group needs nothing there any more
+    [skipped, hit)         shared: other requests may read these blocks, nobody writes them
+    [hit, computed)        ours: written; findable once a block is full and its step has finished
+    [computed, wanted)     ours: allocated, unwritten
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybrid_engine.config import CacheConfig
+from hybrid_engine.errors import CapacityError
+from hybrid_engine.explanation import CacheExplanation, explain, explain_disabled
+from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
+from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.hashing import BlockHash, BlockHasher
+from hybrid_engine.groups.managers import make_manager
+from hybrid_engine.groups.pool import BlockPool
+from hybrid_engine.groups.spec import Group
+from hybrid_engine.request import HeldBlocks, Request
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHit:
+    """The longest prefix of a prompt at which every group can go on."""
+
+    num_computed_tokens: int
+    shared_prefix_boundary: int | None
+    """Where the groups that keep everything still match though another can't go on there; None: not beyond the hit."""
+    group_reach: tuple[int, ...]
+    """Tokens that each group alone could offer; a window's, at or below the reach of those that keep everything."""
+
+
+NO_HIT_BLOCKS: tuple[list[Block], ...] = ()
+
+
+class Coordinator:
+    """Finds hits and hands out blocks over all groups; either every group gives or none does."""
+
+    def __init__(
+        self, groups: Sequence[Group], num_blocks: Sequence[int], *, config: CacheConfig | None = None
+    ) -> None:
+        """num_blocks: usable blocks of each group, the null block not counted.
+
+        Raises CapacityError when a group can't hold what a single token needs.
+        """
+        self.config = config or CacheConfig()
+        self.groups = tuple(groups)
+        sizes = [group.block_size for group in self.groups]
+        self.match_unit_tokens = math.gcd(*sizes)
+        self.alignment_tokens = math.lcm(*sizes)
+        self.hasher = BlockHasher(self.match_unit_tokens, key=self.config.hash_key)
+        self.managers: tuple[GroupManager, ...] = tuple(
+            make_manager(
+                group.spec,
+                BlockPool(count, max_evicted_keys=self.config.max_evicted_keys),
+                match_unit_tokens=self.match_unit_tokens,
+            )
+            for group, count in zip(self.groups, num_blocks, strict=True)
+        )
+        self._keepers = tuple(i for i, manager in enumerate(self.managers) if manager.keeps_everything)
+        self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
+        self._check_capacity()
+
+    # Capacity
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
+        return min(self._group_capacity_tokens(manager) for manager in self.managers)
+
+    def limiting_group(self) -> Group:
+        """Return the group whose blocks end first as a single request grows."""
+        return min(zip(self.groups, self.managers, strict=True), key=lambda pair: self._group_capacity_tokens(pair[1]))[
+            0
+        ]
+
+    def _group_capacity_tokens(self, manager: GroupManager) -> int:
+        num_blocks = manager.pool.num_blocks
+        if not manager.keeps_everything and manager.num_peak_blocks(NEVER, chunk_tokens=1) <= num_blocks:
+            return NEVER
+        return num_blocks * manager.block_size
+
+    def _check_capacity(self) -> None:
+        for group, manager in zip(self.groups, self.managers, strict=True):
+            if manager.pool.num_blocks < 1:
+                raise CapacityError(
+                    f"group {group.group_id} ({group.spec.kind}, layers {group.layer_indices[0]}…) has 0 blocks of "
+                    f"{group.block_bytes:,} bytes, must have at least 1: give the cache more memory"
+                )
+
+    # Hits
+
+    def find_longest_cache_hit(self, block_hashes: Sequence[BlockHash], max_tokens: int) -> CacheHit:
+        """Return the longest hit of at most max_tokens (a prompt's length - 1: the last token is always computed).
+
+        Only lengths are looked up; `collect_hit` lists the blocks.
+        """
+        reach = [0] * len(self.managers)
+        whole = len(block_hashes) * self.match_unit_tokens
+        for i in self._keepers:
+            reach[i] = self.managers[i].longest_hit(block_hashes, whole)
+        kept = min((reach[i] for i in self._keepers), default=whole)
+        for i in self._forgetters:
+            reach[i] = self.managers[i].longest_hit(block_hashes, min(kept, max_tokens))
+        hit = self._align(min(*reach, max_tokens) if reach else 0)
+        agreed = False
+        while not agreed:
+            agreed = True
+            for i in self._forgetters:
+                reached = self._align(self.managers[i].longest_hit(block_hashes, hit))
+                if reached < hit:
+                    hit, agreed = reached, False
+        boundary = min(kept, max_tokens) // self.match_unit_tokens * self.match_unit_tokens
+        has_boundary = self._keepers and boundary > hit
+        return CacheHit(hit, boundary if has_boundary else None, tuple(reach))
+
+    def collect_hit(
+        self, block_hashes: Sequence[BlockHash], max_tokens: int
+    ) -> tuple[CacheHit, tuple[list[Block], ...]]:
+        """Find the longest hit of at most max_tokens and list its blocks by group.
+
+        A block that turns out to be missing below the length found (no eviction of ours leaves such a hole) shortens
+        the hit.
+        """
+        while True:
+            hit = self.find_longest_cache_hit(block_hashes, max_tokens)
+            tables: list[list[Block]] = []
+            for manager in self.managers:
+                table = manager.collect(block_hashes, hit.num_computed_tokens)
+                if isinstance(table, int):
+                    max_tokens = table * manager.block_size
+                    break
+                tables.append(table)
+            else:
+                return hit, tuple(tables)
+
+    def look_up(self, request: Request) -> tuple[CacheHit, tuple[list[Block], ...]]:
+        """Return what a waiting request can take from the cache: all known tokens but the last, or less."""
+        if not self._may_read(request):
+            return CacheHit(0, None, (0,) * len(self.managers)), NO_HIT_BLOCKS
+        return self.collect_hit(request.block_hashes, request.num_tokens - 1)
+
+    def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
+        """Say why a request's hit is as long as it is; to be asked before anything else changes the cache."""
+        num_tokens = request.num_tokens
+        if not self._may_read(request):
+            return explain_disabled(num_tokens)
+        hashes = request.block_hashes
+        reach = hit.group_reach
+        seen = {i: self.managers[i].known_end(hashes, reach[i]) for i in self._keepers}
+        if not seen:
+            # Only windows: nothing but the keys tells how far the prompt was known.
+            known = max(manager.known_end(hashes, 0) for manager in self.managers)
+            return explain(num_tokens=num_tokens, hit=hit.num_computed_tokens, resumable=known, kept=known, seen=known)
+        lost = [reach[i] for i in self._keepers if seen[i] > reach[i]]
+        return explain(
+            num_tokens=num_tokens,
+            hit=hit.num_computed_tokens,
+            resumable=self._align(min(min(reach[i] for i in self._keepers), num_tokens - 1)),
+            kept=min([*lost, max(seen.values())]),
+            seen=max(seen.values()),
+        )
+
+    def _may_read(self, request: Request) -> bool:
+        return self.config.enable_prefix_caching and request.reads_prefix_cache
+
+    def _align(self, num_tokens: int) -> int:
+        return num_tokens // self.alignment_tokens * self.alignment_tokens
+
+    # Allocation
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        *,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Sequence[Sequence[Block]] = NO_HIT_BLOCKS,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        full_sequence_must_fit: bool = False,
+        chunk_tokens: int | None = None,
+        reserved_blocks: int = 0,
+        watermark: float = 0.0,
+    ) -> bool:
+        """Give a request the blocks for its next tokens in every group, or change nothing and return False.
+
+        | computed        | new_computed        | external               | new             | lookahead  |
+        |-----------------|---------------------|------------------------|-----------------|------------|
+        | held before     | a hit just found    | brought by a connector | computed now    | for drafts |
+
+        num_new_computed_tokens, new_computed_blocks: a hit and its blocks by group, for a request that holds nothing.
+        num_external_computed_tokens: tokens after the hit whose cache entries a connector writes.
+        delay_cache_blocks: don't make the external tokens findable now; `cache_blocks` does when they have arrived.
+        full_sequence_must_fit: admit only if all known tokens and one more block fit in each group, when computed
+            chunk_tokens at a time (None: at once).
+        reserved_blocks, watermark: blocks, and share of a group's blocks, to leave free in each group.
+        Raises ValueError when there is nothing to allocate.
+        """
+        if num_new_tokens + num_new_computed_tokens + num_external_computed_tokens <= 0:
+            raise ValueError(f"request {request.request_id}: no new, cached or external tokens: nothing to allocate")
+        held = request.held or HeldBlocks(len(self.managers))
+        num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
+        num_slots = num_computed + num_new_tokens + num_lookahead_tokens
+        self._release_passed(request, held)
+        wanted = [
+            manager.num_wanted_blocks(held.tables[i], hit, num_computed, num_slots)
+            for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks))
+        ]
+        for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks)):
+            needed = wanted[i]
+            if full_sequence_must_fit:
+                needed = max(needed, self._num_admission_blocks(manager, request, hit, num_slots, chunk_tokens))
+            margin = reserved_blocks + math.ceil(watermark * manager.pool.num_blocks)
+            num_free = manager.pool.num_free
+            # Hit blocks that nobody holds leave the free queue too; they are counted only where it can matter.
+            if needed + margin + len(hit) > num_free and needed + margin + manager.num_free_blocks(hit) > num_free:
+                return False
+
+        request.held = held
+        # All hits first: no group's allocation may evict another's hit.
+        for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks)):
+            manager.pin_hit(held.tables[i], hit)
+        for i, manager in enumerate(self.managers):
+            manager.append_blocks(held.tables[i], wanted[i], num_computed)
+            held.num_registered[i] = max(held.num_registered[i], num_new_computed_tokens // manager.block_size)
+            held.first_needed[i] = max(held.first_needed[i], manager.first_needed_block(num_computed))
+        self._set_limits(held)
+        if num_external_computed_tokens and not delay_cache_blocks:
+            self.cache_blocks(request, num_computed)
+        return True
+
+    def _with_hit(self, blocks: Sequence[Sequence[Block]]) -> list[tuple[GroupManager, Sequence[Block]]]:
+        return list(zip(self.managers, blocks or [()] * len(self.managers), strict=True))
+
+    def _num_admission_blocks(
+        self,
+        manager: GroupManager,
+        request: Request,
+        hit: Sequence[Block],
+        num_slots: int,
+        chunk_tokens: int | None,
+    ) -> int:
+        # One block more than the known tokens need: a request admitted to the last block would be preempted at once.
+        num_tokens = max(num_slots, request.num_tokens) + manager.block_size
+        peak = manager.num_peak_blocks(num_tokens, chunk_tokens=chunk_tokens or num_tokens)
+        return peak - sum(block is not manager.pool.null_block for block in hit)
+
+    def _set_limits(self, held: HeldBlocks) -> None:
+        held.num_slots = min(
+            len(table) * manager.block_size for table, manager in zip(held.tables, self.managers, strict=True)
+        )
+        held.release_position = min(
+            (self.managers[i].release_position(held.first_needed[i]) for i in self._forgetters), default=NEVER
+        )
+
+    # What a step changes
+
+    def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Make the full blocks of a request's first num_computed_tokens findable; their bytes must be written."""
+        held = request.held
+        assert held is not None, f"request {request.request_id} holds no blocks"
+        if not self.config.enable_prefix_caching:
+            held.register_position = NEVER
+            return
+        for i, manager in enumerate(self.managers):
+            held.num_registered[i] = manager.register_full_blocks(
+                held.tables[i], request.block_hashes, held.num_registered[i], num_computed_tokens
+            )
+        held.register_position = (num_computed_tokens // self.match_unit_tokens + 1) * self.match_unit_tokens
+
+    def free(self, request: Request) -> None:
+        """Let go of all blocks of a request; the full ones stay findable until their memory is needed."""
+        held = request.held
+        if held is None:
+            return
+        request.held = None
+        for i, manager in enumerate(self.managers):
+            manager.release_table(held.tables[i])
+        if self.config.enable_prefix_caching:
+            self._keep_window_of(request, request.num_computed_tokens)
+
+    def reset_prefix_cache(self) -> None:
+        """Make nothing findable any more; running requests keep what they hold."""
+        for manager in self.managers:
+            manager.pool.forget_all()
+
+    def _release_passed(self, request: Request, held: HeldBlocks) -> None:
+        num_computed = request.num_computed_tokens
+        if num_computed < held.release_position or not held.tables[0]:
+            return
+        for i in self._forgetters:
+            manager = self.managers[i]
+            end = manager.first_needed_block(num_computed)
+            kept = self._kept_blocks(manager, request)
+            manager.release_range(held.tables[i], held.first_needed[i], end, kept)
+            held.first_needed[i] = max(held.first_needed[i], end)
+        self._set_limits(held)
+
+    def _kept_blocks(self, manager: GroupManager, request: Request) -> list[range]:
+        """Return the blocks below the prompt's end and the boundary: they outlive other passed blocks."""
+        positions = [request.num_prompt_tokens]
+        if request.shared_prefix_boundary is not None:
+            positions.append(request.shared_prefix_boundary)
+        return [
+            # One token less, since the same prompt alone can use one position less (its last token is computed).
+            range(manager.first_needed_block(self._align(position - 1)), ceil_div(position, manager.block_size))
+            for position in positions
+        ]
+
+    def _keep_window_of(self, request: Request, position: int) -> None:
+        """Keep what resuming at the last aligned position needs, though the running request had passed some of it."""
+        position = self._align(position)
+        for i in self._forgetters:
+            manager = self.managers[i]
+            end = min(position // manager.block_size, manager.num_keyed_blocks(request.block_hashes))
+            for block_index in range(manager.first_needed_block(position), end):
+                block = manager.pool.cached.get(manager.key(request.block_hashes, block_index))
+                if block is not None and block.queue is not None:
+                    manager.pool.free.keep_longer(block)
+
+    # Facts for reports and tests
+
+    def usage(self) -> tuple[GroupUsage, ...]:
+        """Return how many blocks of each group are held, cached and empty."""
+        return tuple(
+            GroupUsage(
+                group=group,
+                num_blocks=manager.pool.num_blocks,
+                num_held=manager.pool.num_blocks - manager.pool.num_free,
+                num_cached=manager.pool.free.num_cached,
+            )
+            for group, manager in zip(self.groups, self.managers, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """Blocks of one group: held + cached + empty = num_blocks."""
+
+    group: Group
+    num_blocks: int
+    num_held: int
+    """By running requests."""
+    num_cached: int
+    """Held by nobody, but findable."""
+
+    @property
+    def num_empty(self) -> int:
+        """Held by nobody, of no use."""
+        return self.num_blocks - self.num_held - self.num_cached

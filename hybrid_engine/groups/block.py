@@ -1,0 +1,32 @@
+"""One block of a group, as the bookkeeping sees it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from hybrid_engine.groups.hashing import BlockHash
+from hybrid_engine.step_plan import BlockId
+
+
+class Block:
+    """A block's owner count, its key if it can be found, and its place among the free ones.
+
+    | ref_count | block_hash | queue | state                                            |
+    |-----------|------------|-------|--------------------------------------------------|
+    | > 0       | None       | None  | held by requests, being filled                   |
+    | > 0       | set        | None  | held by requests, full: nobody writes it again   |
+    | 0         | set        | set   | cached: found by its key until it is taken       |
+    | 0         | None       | None  | empty: its bytes mean nothing                    |
+    """
+
+    __slots__ = ("block_hash", "block_id", "queue", "ref_count")
+
+    def __init__(self, block_id: BlockId) -> None:
+        self.block_id = block_id
+        self.ref_count = 0
+        self.block_hash: BlockHash | None = None
+        self.queue: OrderedDict[BlockId, Block] | None = None
+
+    def __repr__(self) -> str:
+        key = self.block_hash.hex()[:8] if self.block_hash else None
+        return f"Block({self.block_id}, ref_count={self.ref_count}, block_hash={key})"

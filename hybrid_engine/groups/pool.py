@@ -1,0 +1,129 @@
+"""The blocks of one group: who holds them, which can be found, which goes next.
+
+One pool for each group, sized once by `plan.plan_memory`. The arena, in which memory flows between groups, will offer
+the same methods.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.free_queue import FreeQueue
+from hybrid_engine.groups.hashing import BlockHash
+from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId
+
+
+class BlockPool:
+    """Gives out blocks, takes them back, and finds full ones by their key."""
+
+    def __init__(self, num_blocks: int, *, max_evicted_keys: int = 0) -> None:
+        """num_blocks: usable ones; the null block, id 0, comes on top and is never given out."""
+        self.null_block = Block(NULL_BLOCK_ID)
+        self.blocks = [Block(BlockId(i)) for i in range(1, num_blocks + 1)]
+        self.free = FreeQueue(self.blocks)
+        self.cached: dict[BlockHash, Block] = {}
+        # The same content computed by several requests at once: all but the one in `cached`.
+        self.duplicates: dict[BlockHash, list[Block]] = {}
+        self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
+        self._max_evicted_keys = max_evicted_keys
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable blocks."""
+        return len(self.blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `take` can give: empty ones and cached ones that nobody holds."""
+        return len(self.free)
+
+    def pin(self, blocks: Iterable[Block]) -> None:
+        """Hold blocks once more, so that nothing can take them."""
+        for block in blocks:
+            queue = block.queue
+            if queue is not None:
+                del queue[block.block_id]
+                block.queue = None
+            block.ref_count += 1
+
+    def take(self, num_blocks: int) -> list[Block]:
+        """Give out blocks with undefined bytes, forgetting what they held; num_blocks must be free."""
+        assert num_blocks <= len(self.free), f"{num_blocks} blocks wanted, {len(self.free)} free"
+        taken = [self.free.take() for _ in range(num_blocks)]
+        for block in taken:
+            if block.block_hash is not None:
+                block_hash = self._unregister(block)
+                if block_hash not in self.cached:
+                    self._remember_evicted(block_hash)
+            block.ref_count = 1
+        return taken
+
+    def release(self, blocks: Sequence[Block], *, evict_first: bool = False) -> None:
+        """Let go of blocks, the least valuable first; one that nobody holds any more can be taken again."""
+        for block in blocks:
+            assert block.ref_count > 0, f"{block} is released but nobody holds it"
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                if block.block_hash is not None and block.block_hash in self.duplicates:
+                    self._merge_duplicate(block, block.block_hash)
+                else:
+                    self.free.put(block, evict_first=evict_first)
+
+    def register(self, block: Block, block_hash: BlockHash) -> None:
+        """Make a full block findable; its bytes must be written."""
+        assert block.block_hash is None, f"{block} has a key already"
+        block.block_hash = block_hash
+        if self.cached.setdefault(block_hash, block) is not block:
+            self.duplicates.setdefault(block_hash, []).append(block)
+        self.evicted.pop(block_hash, None)
+
+    def forget_all(self) -> None:
+        """Make nothing findable any more; held blocks stay held."""
+        for block in list(self.free.cached_blocks()):
+            self.free.remove(block)
+            block.block_hash = None
+            self.free.put(block)
+        for block in self.blocks:
+            block.block_hash = None
+        self.cached.clear()
+        self.duplicates.clear()
+        self.evicted.clear()
+
+    def _unregister(self, block: Block) -> BlockHash:
+        block_hash, block.block_hash = block.block_hash, None
+        assert block_hash is not None, f"{block} has no key"
+        duplicates = self.duplicates.get(block_hash)
+        if duplicates is None:
+            del self.cached[block_hash]
+            return block_hash
+        if self.cached[block_hash] is block:
+            self.cached[block_hash] = duplicates.pop()
+        else:
+            duplicates.remove(block)
+        if not duplicates:
+            del self.duplicates[block_hash]
+        return block_hash
+
+    def _merge_duplicate(self, block: Block, block_hash: BlockHash) -> None:
+        # One copy is enough. While somebody holds another, this one goes. Else this one stays, being the more
+        # recently used: a parent must not stand before its children in the queue.
+        for other in (self.cached[block_hash], *self.duplicates[block_hash]):
+            if other is block:
+                continue
+            if other.ref_count > 0:
+                self._unregister(block)
+                break
+            self.free.remove(other)
+            self._unregister(other)
+            self.free.put(other)
+        self.free.put(block)
+
+    def _remember_evicted(self, block_hash: BlockHash) -> None:
+        if self._max_evicted_keys == 0:
+            return
+        self.evicted[block_hash] = None
+        self.evicted.move_to_end(block_hash)
+        if len(self.evicted) > self._max_evicted_keys:
+            self.evicted.popitem(last=False)

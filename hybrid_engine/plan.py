@@ -1,0 +1,99 @@
+"""How the cache memory is shared out between the groups: one function, no setting.
+
+Until memory flows between groups by itself, each has a pool of its own. This module decides their sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybrid_engine.errors import CapacityError
+from hybrid_engine.groups.managers import make_manager
+from hybrid_engine.groups.pool import BlockPool
+from hybrid_engine.groups.spec import Group
+
+TYPICAL_WINDOWS = 8
+"""A typical request is taken to be this many times the largest window long, where there is one."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The pools of all groups."""
+
+    groups: tuple[Group, ...]
+    num_blocks: tuple[int, ...]
+    """Usable blocks of each group; one more, the null block, is allocated."""
+    memory_bytes: int
+    """What was given."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks, the null blocks counted."""
+        return sum((n + 1) * group.block_bytes for group, n in zip(self.groups, self.num_blocks, strict=True))
+
+
+def plan_memory(
+    groups: Sequence[Group],
+    memory_bytes: int,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_scheduled_tokens: int,
+) -> MemoryPlan:
+    """Size the pools so that one longest request fits, and beyond that equally many typical ones in every group.
+
+    Raises CapacityError, naming the bytes that would do, when not even the windows of one request fit.
+    """
+    longest = _num_blocks(groups, max_model_len, chunk_tokens=max_num_scheduled_tokens)
+    typical = _num_blocks(groups, _typical_tokens(groups, max_model_len), chunk_tokens=max_num_scheduled_tokens)
+    null_bytes = sum(group.block_bytes for group in groups)
+    spare = memory_bytes - null_bytes - _bytes(groups, longest)
+    if spare < 0:
+        return _plan_one_short_request(groups, memory_bytes)
+    share = spare / _bytes(groups, typical)
+    # More than twice what all requests together can hold is of no use.
+    num_blocks = [
+        min(base + int(share * count), 2 * max_num_seqs * base) for base, count in zip(longest, typical, strict=True)
+    ]
+    return MemoryPlan(tuple(groups), tuple(num_blocks), memory_bytes)
+
+
+def _plan_one_short_request(groups: Sequence[Group], memory_bytes: int) -> MemoryPlan:
+    """The longest request doesn't fit: find the longest that does, computed one block at a time."""
+    block_size = max(group.block_size for group in groups)
+    null_bytes = sum(group.block_bytes for group in groups)
+
+    def needed_bytes(num_tokens: int) -> int:
+        return null_bytes + _bytes(groups, _num_blocks(groups, num_tokens, chunk_tokens=block_size))
+
+    if needed_bytes(block_size) > memory_bytes:
+        raise CapacityError(
+            f"the cache memory is {memory_bytes:,} bytes, one block of {block_size} tokens in every group takes "
+            f"{needed_bytes(block_size):,}: give at least that much"
+        )
+    low, high = block_size, block_size * 2
+    while needed_bytes(high) <= memory_bytes:
+        low, high = high, high * 2
+    while high - low > block_size:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed_bytes(middle) <= memory_bytes else (low, middle)
+    return MemoryPlan(tuple(groups), tuple(_num_blocks(groups, low, chunk_tokens=block_size)), memory_bytes)
+
+
+def _typical_tokens(groups: Sequence[Group], max_model_len: int) -> int:
+    windows = [window for group in groups if (window := getattr(group.spec, "window", 0))]
+    return min(max_model_len, TYPICAL_WINDOWS * max(windows)) if windows else max_model_len
+
+
+def _num_blocks(groups: Sequence[Group], num_tokens: int, *, chunk_tokens: int) -> list[int]:
+    return [
+        make_manager(group.spec, BlockPool(0), match_unit_tokens=group.block_size).num_peak_blocks(
+            num_tokens, chunk_tokens=chunk_tokens
+        )
+        for group in groups
+    ]
+
+
+def _bytes(groups: Sequence[Group], num_blocks: Sequence[int]) -> int:
+    return sum(group.block_bytes * count for group, count in zip(groups, num_blocks, strict=True))

@@ -1,0 +1,139 @@
+"""A request as the bookkeeping sees it: its tokens, their hashes, what it holds and how far it is."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterable, Sequence
+
+from hybrid_engine.explanation import CacheExplanation
+from hybrid_engine.groups.base import NEVER
+from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.hashing import BlockHash, BlockHasher
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.step_plan import RequestId
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    PREEMPTED = enum.auto()
+    """Waiting again, after it had to give its blocks back."""
+    FINISHED = enum.auto()
+
+
+class HeldBlocks:
+    """The block tables of a running request, by group, and the positions at which something is to be done."""
+
+    __slots__ = ("first_needed", "num_registered", "num_slots", "register_position", "release_position", "tables")
+
+    def __init__(self, num_groups: int) -> None:
+        self.tables: list[list[Block]] = [[] for _ in range(num_groups)]
+        # By group: blocks of the table that were made findable, and the first block still needed.
+        self.num_registered = [0] * num_groups
+        self.first_needed = [0] * num_groups
+        self.num_slots = 0
+        """Tokens that the tables have place for."""
+        self.release_position = NEVER
+        """Computed tokens at which some group has passed another block."""
+        self.register_position = 0
+        """Computed tokens at which another block may be full."""
+
+
+class Request:
+    """One prompt and the answer that grows behind it. Its block hashes exist from the start and grow with it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        hasher: BlockHasher,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+        cache_salt: str = "",
+        seed: int = 0,
+        arrival_time: float | None = None,
+    ) -> None:
+        """seed: decides this request's draws together with the position; cache_salt: never hits under another salt."""
+        assert prompt_token_ids, f"request {request_id} has an empty prompt"
+        self.request_id = RequestId(request_id)
+        self.sampling = sampling
+        self.seed = seed
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.token_ids = list(prompt_token_ids)
+        max_tokens = max_model_len if sampling.max_tokens is None else sampling.max_tokens
+        self.max_total_tokens = min(self.num_prompt_tokens + max_tokens, max_model_len)
+        self.min_total_tokens = self.num_prompt_tokens + sampling.min_tokens
+        self.eos_token_ids = frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
+        self.stop_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
+
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.finish_reason: str | None = None
+        """'stop', 'length' or 'abort'."""
+        self.stop_reason: int | str | None = None
+        """The stop token or stop string; None for an end-of-text token."""
+        self.num_preemptions = 0
+        self.num_tokens_lost = 0
+        """Tokens computed when it was last preempted."""
+        self.held: HeldBlocks | None = None
+        self.shared_prefix_boundary: int | None = None
+        self.cache: CacheExplanation | None = None
+        """Why the first admission found what it found; None before."""
+
+        self._hasher = hasher
+        self._root = hasher.root(cache_salt=cache_salt)
+        self.block_hashes: list[BlockHash] = []
+        hasher.extend(self.block_hashes, self._root, self.token_ids)
+        self._next_hash_at = self._hash_position()
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens} of {self.num_tokens} computed)"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known: the prompt and what was generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """The hit at first admission, in tokens."""
+        return self.cache.hit if self.cache else 0
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether a hit may be used: prompt log-probabilities need every prompt token computed."""
+        return not self.sampling.skip_reading_prefix_cache and self.sampling.prompt_logprobs is None
+
+    def append_token(self, token_id: int) -> None:
+        """Add a token to the answer and, where it ends a match unit, a block hash."""
+        self.token_ids.append(token_id)
+        if len(self.token_ids) >= self._next_hash_at:
+            self._hasher.extend(self.block_hashes, self._root, self.token_ids)
+            self._next_hash_at = self._hash_position()
+
+    def finish(self, reason: str, stop_reason: int | str | None = None) -> None:
+        """Mark the request as ended; its blocks are the coordinator's to free."""
+        self.status = RequestStatus.FINISHED
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
+
+    def _hash_position(self) -> int:
+        return (len(self.block_hashes) + 1) * self._hasher.match_unit_tokens
