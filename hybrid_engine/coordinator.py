@@ -16,26 +16,17 @@ from dataclasses import dataclass
 
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.errors import CapacityError
-from hybrid_engine.explanation import CacheExplanation, explain, explain_disabled
+from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
-from hybrid_engine.groups.hashing import BlockHash, BlockHasher
+from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex
+from hybrid_engine.groups.hashing import BlockHasher
 from hybrid_engine.groups.managers import make_manager
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import Group
+from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
-
-
-@dataclass(frozen=True, slots=True)
-class CacheHit:
-    """The longest prefix of a prompt at which every group can go on."""
-
-    num_computed_tokens: int
-    shared_prefix_boundary: int | None
-    """Where the groups that keep everything still match though another can't go on there; None: not beyond the hit."""
-    group_reach: tuple[int, ...]
-    """Tokens that each group alone could offer; a window's, at or below the reach of those that keep everything."""
-
+from hybrid_engine.step_plan import BlockCopy
 
 NO_HIT_BLOCKS: tuple[list[Block], ...] = ()
 
@@ -64,9 +55,17 @@ class Coordinator:
             )
             for group, count in zip(self.groups, num_blocks, strict=True)
         )
-        self._keepers = tuple(i for i, manager in enumerate(self.managers) if manager.keeps_everything)
         self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
         self._check_capacity()
+        self.checkpoints = CheckpointIndex([manager.pool for manager in self.managers])
+        for manager in self.managers:
+            manager.pool.on_checkpoint_lost = self.checkpoints.forget
+        self.lookup = PrefixLookup(
+            self.managers,
+            self.checkpoints,
+            match_unit_tokens=self.match_unit_tokens,
+            alignment_tokens=self.alignment_tokens,
+        )
 
     # Capacity
 
@@ -77,9 +76,8 @@ class Coordinator:
 
     def limiting_group(self) -> Group:
         """Return the group whose blocks end first as a single request grows."""
-        return min(zip(self.groups, self.managers, strict=True), key=lambda pair: self._group_capacity_tokens(pair[1]))[
-            0
-        ]
+        capacities = [self._group_capacity_tokens(manager) for manager in self.managers]
+        return self.groups[capacities.index(min(capacities))]
 
     def _group_capacity_tokens(self, manager: GroupManager) -> int:
         num_blocks = manager.pool.num_blocks
@@ -97,82 +95,20 @@ class Coordinator:
 
     # Hits
 
-    def find_longest_cache_hit(self, block_hashes: Sequence[BlockHash], max_tokens: int) -> CacheHit:
-        """Return the longest hit of at most max_tokens (a prompt's length - 1: the last token is always computed).
-
-        Only lengths are looked up; `collect_hit` lists the blocks.
-        """
-        reach = [0] * len(self.managers)
-        whole = len(block_hashes) * self.match_unit_tokens
-        for i in self._keepers:
-            reach[i] = self.managers[i].longest_hit(block_hashes, whole)
-        kept = min((reach[i] for i in self._keepers), default=whole)
-        for i in self._forgetters:
-            reach[i] = self.managers[i].longest_hit(block_hashes, min(kept, max_tokens))
-        hit = self._align(min(*reach, max_tokens) if reach else 0)
-        agreed = False
-        while not agreed:
-            agreed = True
-            for i in self._forgetters:
-                reached = self._align(self.managers[i].longest_hit(block_hashes, hit))
-                if reached < hit:
-                    hit, agreed = reached, False
-        boundary = min(kept, max_tokens) // self.match_unit_tokens * self.match_unit_tokens
-        has_boundary = self._keepers and boundary > hit
-        return CacheHit(hit, boundary if has_boundary else None, tuple(reach))
-
-    def collect_hit(
-        self, block_hashes: Sequence[BlockHash], max_tokens: int
-    ) -> tuple[CacheHit, tuple[list[Block], ...]]:
-        """Find the longest hit of at most max_tokens and list its blocks by group.
-
-        A block that turns out to be missing below the length found (no eviction of ours leaves such a hole) shortens
-        the hit.
-        """
-        while True:
-            hit = self.find_longest_cache_hit(block_hashes, max_tokens)
-            tables: list[list[Block]] = []
-            for manager in self.managers:
-                table = manager.collect(block_hashes, hit.num_computed_tokens)
-                if isinstance(table, int):
-                    max_tokens = table * manager.block_size
-                    break
-                tables.append(table)
-            else:
-                return hit, tuple(tables)
-
     def look_up(self, request: Request) -> tuple[CacheHit, tuple[list[Block], ...]]:
         """Return what a waiting request can take from the cache: all known tokens but the last, or less."""
         if not self._may_read(request):
             return CacheHit(0, None, (0,) * len(self.managers)), NO_HIT_BLOCKS
-        return self.collect_hit(request.block_hashes, request.num_tokens - 1)
+        return self.lookup.collect_hit(request)
 
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
         """Say why a request's hit is as long as it is; to be asked before anything else changes the cache."""
-        num_tokens = request.num_tokens
         if not self._may_read(request):
-            return explain_disabled(num_tokens)
-        hashes = request.block_hashes
-        reach = hit.group_reach
-        seen = {i: self.managers[i].known_end(hashes, reach[i]) for i in self._keepers}
-        if not seen:
-            # Only windows: nothing but the keys tells how far the prompt was known.
-            known = max(manager.known_end(hashes, 0) for manager in self.managers)
-            return explain(num_tokens=num_tokens, hit=hit.num_computed_tokens, resumable=known, kept=known, seen=known)
-        lost = [reach[i] for i in self._keepers if seen[i] > reach[i]]
-        return explain(
-            num_tokens=num_tokens,
-            hit=hit.num_computed_tokens,
-            resumable=self._align(min(min(reach[i] for i in self._keepers), num_tokens - 1)),
-            kept=min([*lost, max(seen.values())]),
-            seen=max(seen.values()),
-        )
+            return explain_disabled(request.num_tokens)
+        return self.lookup.explain(request, hit)
 
     def _may_read(self, request: Request) -> bool:
         return self.config.enable_prefix_caching and request.reads_prefix_cache
-
-    def _align(self, num_tokens: int) -> int:
-        return num_tokens // self.alignment_tokens * self.alignment_tokens
 
     # Allocation
 
@@ -183,6 +119,7 @@ class Coordinator:
         *,
         num_new_computed_tokens: int = 0,
         new_computed_blocks: Sequence[Sequence[Block]] = NO_HIT_BLOCKS,
+        partial_blocks: Sequence[Block | None] = (),
         num_lookahead_tokens: int = 0,
         num_external_computed_tokens: int = 0,
         delay_cache_blocks: bool = False,
@@ -197,7 +134,8 @@ class Coordinator:
         |-----------------|---------------------|------------------------|-----------------|------------|
         | held before     | a hit just found    | brought by a connector | computed now    | for drafts |
 
-        num_new_computed_tokens, new_computed_blocks: a hit and its blocks by group, for a request that holds nothing.
+        num_new_computed_tokens, new_computed_blocks, partial_blocks: a hit, its full blocks by group, and the partly
+            filled ones that will be copied to the first new block, for a request that holds nothing.
         num_external_computed_tokens: tokens after the hit whose cache entries a connector writes.
         delay_cache_blocks: don't make the external tokens findable now; `cache_blocks` does when they have arrived.
         full_sequence_must_fit: admit only if all known tokens and one more block fit in each group, when computed
@@ -211,48 +149,46 @@ class Coordinator:
         num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
         num_slots = num_computed + num_new_tokens + num_lookahead_tokens
         self._release_passed(request, held)
+        num_groups = len(self.managers)
+        hits = new_computed_blocks or [()] * num_groups
+        partials = partial_blocks or [None] * num_groups
         wanted = [
-            manager.num_wanted_blocks(held.tables[i], hit, num_computed, num_slots)
-            for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks))
+            manager.num_wanted_blocks(table, hit, num_computed, num_slots)
+            for manager, table, hit in zip(self.managers, held.tables, hits, strict=True)
         ]
-        for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks)):
-            needed = wanted[i]
+        for manager, hit, partial, num_wanted in zip(self.managers, hits, partials, wanted, strict=True):
+            needed = num_wanted
             if full_sequence_must_fit:
-                needed = max(needed, self._num_admission_blocks(manager, request, hit, num_slots, chunk_tokens))
+                needed = max(needed, _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens))
             margin = reserved_blocks + math.ceil(watermark * manager.pool.num_blocks)
-            num_free = manager.pool.num_free
-            # Hit blocks that nobody holds leave the free queue too; they are counted only where it can matter.
-            if needed + margin + len(hit) > num_free and needed + margin + manager.num_free_blocks(hit) > num_free:
+            if not manager.can_take(needed + margin, hit, partial):
                 return False
-
         request.held = held
-        # All hits first: no group's allocation may evict another's hit.
-        for i, (manager, hit) in enumerate(self._with_hit(new_computed_blocks)):
-            manager.pin_hit(held.tables[i], hit)
-        for i, manager in enumerate(self.managers):
-            manager.append_blocks(held.tables[i], wanted[i], num_computed)
-            held.num_registered[i] = max(held.num_registered[i], num_new_computed_tokens // manager.block_size)
-            held.first_needed[i] = max(held.first_needed[i], manager.first_needed_block(num_computed))
-        self._set_limits(held)
+        self._take(held, hits, partials, wanted, num_computed)
         if num_external_computed_tokens and not delay_cache_blocks:
             self.cache_blocks(request, num_computed)
         return True
 
-    def _with_hit(self, blocks: Sequence[Sequence[Block]]) -> list[tuple[GroupManager, Sequence[Block]]]:
-        return list(zip(self.managers, blocks or [()] * len(self.managers), strict=True))
-
-    def _num_admission_blocks(
+    def _take(
         self,
-        manager: GroupManager,
-        request: Request,
-        hit: Sequence[Block],
-        num_slots: int,
-        chunk_tokens: int | None,
-    ) -> int:
-        # One block more than the known tokens need: a request admitted to the last block would be preempted at once.
-        num_tokens = max(num_slots, request.num_tokens) + manager.block_size
-        peak = manager.num_peak_blocks(num_tokens, chunk_tokens=chunk_tokens or num_tokens)
-        return peak - sum(block is not manager.pool.null_block for block in hit)
+        held: HeldBlocks,
+        hits: Sequence[Sequence[Block]],
+        partials: Sequence[Block | None],
+        wanted: Sequence[int],
+        num_computed_tokens: int,
+    ) -> None:
+        # All hits first: no group's allocation may evict another's hit, nor a block that is still to be copied.
+        for manager, table, hit, partial in zip(self.managers, held.tables, hits, partials, strict=True):
+            manager.pin_hit(table, hit, partial)
+        for i, manager in enumerate(self.managers):
+            held.num_registered[i] = max(held.num_registered[i], len(hits[i]))
+            held.first_needed[i] = max(held.first_needed[i], manager.first_needed_block(num_computed_tokens))
+            manager.append_blocks(held.tables[i], wanted[i], num_computed_tokens)
+        for manager, partial in zip(self.managers, partials, strict=True):
+            if partial is not None:
+                # Its copy is the first thing that the next step does, so that the block may be given out from here on.
+                manager.pool.release((partial,))
+        self._set_limits(held)
 
     def _set_limits(self, held: HeldBlocks) -> None:
         held.num_slots = min(
@@ -277,11 +213,42 @@ class Coordinator:
             )
         held.register_position = (num_computed_tokens // self.match_unit_tokens + 1) * self.match_unit_tokens
 
+    def copies(self, request: Request, hit: CacheHit) -> list[BlockCopy]:
+        """Return what must be copied before a request that took a hit inside a block can write."""
+        held, checkpoint, copies = request.held, hit.checkpoint, []
+        if held is None or checkpoint is None:
+            return []
+        for i, (manager, source) in enumerate(zip(self.managers, checkpoint.blocks, strict=True)):
+            if source is not None:
+                target = held.tables[i][checkpoint.position // manager.block_size]
+                num_slots = checkpoint.position % manager.block_size
+                copies.append(BlockCopy(self.groups[i].group_id, source.block_id, target.block_id, num_slots))
+        return copies
+
+    def record_checkpoint(self, request: Request) -> None:
+        """Make the end of what a request has computed a position to go on from, also inside a block."""
+        held, position = request.held, request.num_computed_tokens
+        if held is None or not self.config.enable_prefix_caching or position == self.lookup.align(position):
+            return
+        unit = self.match_unit_tokens
+        self.checkpoints.record(
+            Checkpoint(
+                position=position,
+                parent=request.hash_at(position // unit),
+                tail=tuple(request.token_ids[position // unit * unit : position]),
+                blocks=tuple(
+                    table[position // manager.block_size] if position % manager.block_size else None
+                    for table, manager in zip(held.tables, self.managers, strict=True)
+                ),
+            )
+        )
+
     def free(self, request: Request) -> None:
-        """Let go of all blocks of a request; the full ones stay findable until their memory is needed."""
+        """Let go of all blocks of a request; what it has computed stays findable until the memory is needed."""
         held = request.held
         if held is None:
             return
+        self.record_checkpoint(request)
         request.held = None
         for i, manager in enumerate(self.managers):
             manager.release_table(held.tables[i])
@@ -290,6 +257,7 @@ class Coordinator:
 
     def reset_prefix_cache(self) -> None:
         """Make nothing findable any more; running requests keep what they hold."""
+        self.checkpoints.forget_all()
         for manager in self.managers:
             manager.pool.forget_all()
 
@@ -312,13 +280,13 @@ class Coordinator:
             positions.append(request.shared_prefix_boundary)
         return [
             # One token less, since the same prompt alone can use one position less (its last token is computed).
-            range(manager.first_needed_block(self._align(position - 1)), ceil_div(position, manager.block_size))
+            range(manager.first_needed_block(self.lookup.align(position - 1)), ceil_div(position, manager.block_size))
             for position in positions
         ]
 
     def _keep_window_of(self, request: Request, position: int) -> None:
         """Keep what resuming at the last aligned position needs, though the running request had passed some of it."""
-        position = self._align(position)
+        position = self.lookup.align(position)
         for i in self._forgetters:
             manager = self.managers[i]
             end = min(position // manager.block_size, manager.num_keyed_blocks(request.block_hashes))
@@ -357,3 +325,13 @@ class GroupUsage:
     def num_empty(self) -> int:
         """Held by nobody, of no use."""
         return self.num_blocks - self.num_held - self.num_cached
+
+
+def _num_admission_blocks(
+    manager: GroupManager, request: Request, hit: Sequence[Block], num_slots: int, chunk_tokens: int | None
+) -> int:
+    """Return the blocks that a request will take, beyond its hit, by the time all its known tokens are computed."""
+    # One block more than the known tokens need: a request admitted to the last block would be preempted at once.
+    num_tokens = max(num_slots, request.num_tokens) + manager.block_size
+    peak = manager.num_peak_blocks(num_tokens, chunk_tokens=chunk_tokens or num_tokens)
+    return peak - (len(hit) - manager.num_null_blocks(hit))

@@ -87,9 +87,9 @@ class Request:
         """Why the first admission found what it found; None before."""
 
         self._hasher = hasher
-        self._root = hasher.root(cache_salt=cache_salt)
+        self.root_hash = hasher.root(cache_salt=cache_salt)
         self.block_hashes: list[BlockHash] = []
-        hasher.extend(self.block_hashes, self._root, self.token_ids)
+        hasher.extend(self.block_hashes, self.root_hash, self.token_ids)
         self._next_hash_at = self._hash_position()
 
     def __repr__(self) -> str:
@@ -122,11 +122,15 @@ class Request:
         """Whether a hit may be used: prompt log-probabilities need every prompt token computed."""
         return not self.sampling.skip_reading_prefix_cache and self.sampling.prompt_logprobs is None
 
+    def hash_at(self, num_units: int) -> BlockHash:
+        """Return the hash of the prefix of num_units match units; the root for none."""
+        return self.block_hashes[num_units - 1] if num_units else self.root_hash
+
     def append_token(self, token_id: int) -> None:
         """Add a token to the answer and, where it ends a match unit, a block hash."""
         self.token_ids.append(token_id)
         if len(self.token_ids) >= self._next_hash_at:
-            self._hasher.extend(self.block_hashes, self._root, self.token_ids)
+            self._hasher.extend(self.block_hashes, self.root_hash, self.token_ids)
             self._next_hash_at = self._hash_position()
 
     def finish(self, reason: str, stop_reason: int | str | None = None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,8 +15,10 @@ from hybrid_engine.config import SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.errors import PromptTooLongError
 from hybrid_engine.groups.base import NEVER
+from hybrid_engine.groups.block import Block
+from hybrid_engine.prefix_lookup import CacheHit
 from hybrid_engine.request import Request, RequestStatus
-from hybrid_engine.step_plan import BlockId, NewBlocks, RequestId, StartedRequest, StepPlan, StepResult
+from hybrid_engine.step_plan import BlockCopy, BlockId, NewBlocks, RequestId, StartedRequest, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class _StepBuilder:
         self.num_scheduled: list[int] = []
         self.started: list[StartedRequest] = []
         self.new_blocks: list[NewBlocks] = []
+        self.block_copies: list[BlockCopy] = []
 
     def add(self, request: Request, num_new_tokens: int) -> None:
         self.requests.append(request)
@@ -65,6 +68,7 @@ class _StepBuilder:
             is_sampled=tuple([computed + new == len(request.token_ids) for request, computed, new in sizes]),
             started=tuple(self.started),
             new_blocks=tuple(self.new_blocks),
+            block_copies=tuple(self.block_copies),
             ended_ids=tuple(ended_ids),
         )
 
@@ -217,8 +221,9 @@ class Scheduler:
 
     def _schedule_waiting(self, builder: _StepBuilder, budget: int) -> None:
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            num_new = self._admit(self.waiting[0], budget)
+            num_new = self._admit(builder, self.waiting[0], budget)
             if num_new == 0:
+                assert self.running, f"{self.waiting[0]} was accepted but doesn't fit alone"
                 return
             request = self.waiting.popleft()
             request.status = RequestStatus.RUNNING
@@ -227,33 +232,46 @@ class Scheduler:
             builder.add(request, num_new)
             budget -= num_new
 
-    def _admit(self, request: Request, budget: int) -> int:
+    def _admit(self, builder: _StepBuilder, request: Request, budget: int) -> int:
         """Find a waiting request's hit and give it blocks; return how many tokens it computes now, 0: no place."""
         coordinator = self.coordinator
-        is_alone = not self.running
-        most_tokens = min(budget, self.config.long_prefill_token_threshold or NEVER)
-        hit, hit_blocks = coordinator.look_up(request)
-        explanation = coordinator.explain(request, hit) if request.cache is None else request.cache
-        num_new = min(request.num_tokens - hit.num_computed_tokens, most_tokens)
-        while not coordinator.allocate_slots(
-            request,
-            num_new,
-            num_new_computed_tokens=hit.num_computed_tokens,
-            new_computed_blocks=hit_blocks,
-            # Alone it takes what there is: its known tokens fit, or it would have been refused.
-            full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
-            chunk_tokens=min(self.config.max_num_scheduled_tokens, self.config.long_prefill_token_threshold or NEVER),
-            watermark=0.0 if is_alone else self.config.watermark,
-        ):
-            if not is_alone:
-                return 0
-            assert num_new > 1, f"{request} is alone and can't compute one token"
-            num_new = (num_new + 1) // 2
+        hit, blocks = coordinator.look_up(request)
+        explanation = request.cache or coordinator.explain(request, hit)
+        num_new = self._allocate_first(request, hit, blocks, budget)
+        while num_new == 0 and not self.running and hit.num_computed_tokens > 0:
+            # Hit, copy and new blocks together exceed the memory: a shorter hit may not.
+            hit, blocks = coordinator.lookup.collect_hit(request, max_tokens=hit.num_computed_tokens - 1)
+            num_new = self._allocate_first(request, hit, blocks, budget)
+        if num_new == 0:
+            return 0
         request.num_computed_tokens = hit.num_computed_tokens
         request.cache = explanation
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         self.stats.num_recomputed_tokens += max(0, request.num_tokens_lost - hit.num_computed_tokens)
+        builder.block_copies.extend(coordinator.copies(request, hit))
         return num_new
+
+    def _allocate_first(self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], budget: int) -> int:
+        """Give a waiting request the blocks of its first chunk; return the chunk's tokens, 0: no place."""
+        is_alone = not self.running
+        most_tokens = self.config.long_prefill_token_threshold or NEVER
+        num_new = min(request.num_tokens - hit.num_computed_tokens, budget, most_tokens)
+        while num_new > 0:
+            if self.coordinator.allocate_slots(
+                request,
+                num_new,
+                num_new_computed_tokens=hit.num_computed_tokens,
+                new_computed_blocks=blocks,
+                partial_blocks=hit.checkpoint.blocks if hit.checkpoint else (),
+                # Alone it takes what there is: its known tokens fit, or it would have been refused.
+                full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
+                chunk_tokens=min(self.config.max_num_scheduled_tokens, most_tokens),
+                watermark=0.0 if is_alone else self.config.watermark,
+            ):
+                return num_new
+            # Alone, a smaller chunk is tried: it needs fewer window blocks.
+            num_new = num_new // 2 if is_alone else 0
+        return 0
 
     # A step has run
 
@@ -270,6 +288,8 @@ class Scheduler:
             held = request.held
             if num_computed >= held.register_position:  # type: ignore[union-attr]
                 self.coordinator.cache_blocks(request, num_computed)
+            if num_computed == request.num_prompt_tokens:
+                self.coordinator.record_checkpoint(request)
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 continue

@@ -55,6 +55,10 @@ class GroupManager(Generic[Spec]):
         """Return the index of the first block that is needed to go on at num_computed_tokens."""
         return self.num_skipped_tokens(num_computed_tokens) // self.block_size
 
+    def floor_to_block(self, num_tokens: int) -> int:
+        """Return the last block end at or below num_tokens."""
+        return num_tokens // self.block_size * self.block_size
+
     def key(self, block_hashes: Sequence[BlockHash], block_index: int) -> BlockHash:
         """Return the key of the block that holds [block_index, block_index + 1) x block_size tokens."""
         return block_hashes[(block_index + 1) * self._units_per_block - 1]
@@ -80,11 +84,15 @@ class GroupManager(Generic[Spec]):
             # [first, missing) was just seen; what lies above is of no use any more.
             end, proven = missing, first
 
-    def collect(self, block_hashes: Sequence[BlockHash], num_tokens: int) -> list[Block] | int:
-        """Return the block table of a prefix of num_tokens, null blocks below what is needed.
+    def has_needed_blocks(self, block_hashes: Sequence[BlockHash], position: int) -> bool:
+        """Return whether the full blocks that are needed to go on at a position, aligned or not, are cached."""
+        first = self.first_needed_block(position)
+        return self._first_missing(block_hashes, first, position // self.block_size) is None
 
-        num_tokens must be a multiple of block_size. Returns the index of the first block that is needed but not
-        cached instead, when there is one.
+    def collect(self, block_hashes: Sequence[BlockHash], num_tokens: int) -> list[Block] | int:
+        """Return the full blocks of a prefix of num_tokens, null blocks below what is needed to go on there.
+
+        Returns the index of the first block that is needed but not cached instead, when there is one.
         """
         end = num_tokens // self.block_size
         first = self.first_needed_block(num_tokens)
@@ -106,15 +114,28 @@ class GroupManager(Generic[Spec]):
         start = max(len(table) + len(hit), self.first_needed_block(num_computed_tokens))
         return max(0, ceil_div(num_slots, self.block_size) - start)
 
-    def pin_hit(self, table: list[Block], hit: Sequence[Block]) -> None:
-        """Hold the blocks of a hit and put them in an empty table."""
-        if not hit:
-            return
-        assert not table, f"a hit of {len(hit)} blocks for a request that holds {len(table)} already"
+    def can_take(self, num_blocks: int, hit: Sequence[Block], partial: Block | None) -> bool:
+        """Return whether num_blocks stay free once a hit, and a block to copy, are held."""
+        num_free = self.pool.num_free
+        # Only those that nobody holds leave the free queue; they are counted only where it can matter.
+        if num_blocks + len(hit) + 1 <= num_free:
+            return True
         null_block = self.pool.null_block
-        num_null = hit.count(null_block) if hit[0] is null_block else 0
-        self.pool.pin(hit[num_null:])
+        num_leaving = sum([block.ref_count == 0 for block in hit if block is not null_block])
+        num_leaving += partial is not None and partial.ref_count == 0
+        return num_blocks + num_leaving <= num_free
+
+    def pin_hit(self, table: list[Block], hit: Sequence[Block], partial: Block | None) -> None:
+        """Hold the blocks of a hit and put them in an empty table; hold the block that is to be copied."""
+        assert not (hit and table), f"a hit of {len(hit)} blocks for a request that holds {len(table)} already"
+        if partial is not None:
+            self.pool.pin((partial,))
+        self.pool.pin(hit[self.num_null_blocks(hit) :])
         table.extend(hit)
+
+    def num_null_blocks(self, hit: Sequence[Block]) -> int:
+        """Return how many null blocks a hit starts with."""
+        return hit.count(self.pool.null_block) if hit and hit[0] is self.pool.null_block else 0
 
     def append_blocks(self, table: list[Block], num_blocks: int, num_computed_tokens: int) -> None:
         """Fill a table with null blocks up to what is needed at num_computed_tokens, then with new blocks."""
@@ -150,11 +171,6 @@ class GroupManager(Generic[Spec]):
         """Give back a whole table, its end first: a parent must outlive its children in the queue."""
         null_block = self.pool.null_block
         self.pool.release([block for block in reversed(table) if block is not null_block])
-
-    def num_free_blocks(self, hit: Sequence[Block]) -> int:
-        """Return how many blocks of a hit nobody holds: they leave the free queue when it is taken."""
-        null_block = self.pool.null_block
-        return sum([block.ref_count == 0 for block in hit if block is not null_block])
 
     def known_end(self, block_hashes: Sequence[BlockHash], start_tokens: int) -> int:
         """Return the end of the blocks from start_tokens on that are cached or remembered as evicted, in tokens."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.step_plan import BlockId
+
+if TYPE_CHECKING:
+    from hybrid_engine.groups.checkpoints import Checkpoint
 
 
 class Block:
@@ -16,16 +20,23 @@ class Block:
     | > 0       | None       | None  | held by requests, being filled                   |
     | > 0       | set        | None  | held by requests, full: nobody writes it again   |
     | 0         | set        | set   | cached: found by its key until it is taken       |
+    | 0         | None       | set   | cached: only checkpoints inside it make it known |
     | 0         | None       | None  | empty: its bytes mean nothing                    |
     """
 
-    __slots__ = ("block_hash", "block_id", "queue", "ref_count")
+    __slots__ = ("block_hash", "block_id", "checkpoints", "queue", "ref_count")
 
     def __init__(self, block_id: BlockId) -> None:
         self.block_id = block_id
         self.ref_count = 0
         self.block_hash: BlockHash | None = None
         self.queue: OrderedDict[BlockId, Block] | None = None
+        self.checkpoints: list[Checkpoint] = []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody could find the block's bytes."""
+        return self.block_hash is not None or bool(self.checkpoints)
 
     def __repr__(self) -> str:
         key = self.block_hash.hex()[:8] if self.block_hash else None

@@ -38,8 +38,8 @@ class FreeQueue:
         yield from self._used.values()
 
     def put(self, block: Block, *, evict_first: bool = False) -> None:
-        """Append a block; one without a key goes to the empty ones whatever is asked."""
-        if block.block_hash is None:
+        """Append a block; one that nobody can find goes to the empty ones whatever is asked."""
+        if block.block_hash is None and not block.checkpoints:
             self._empty.append(block)
             return
         queue = self._evict_first if evict_first else self._used

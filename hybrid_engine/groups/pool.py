@@ -7,12 +7,20 @@ the same methods.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.free_queue import FreeQueue
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId
+
+if TYPE_CHECKING:
+    from hybrid_engine.groups.checkpoints import Checkpoint
+
+
+def _no_checkpoints(checkpoint: Checkpoint) -> None:
+    raise AssertionError(f"a checkpoint at {checkpoint.position} in a pool whose coordinator keeps none")
 
 
 class BlockPool:
@@ -28,6 +36,8 @@ class BlockPool:
         self.duplicates: dict[BlockHash, list[Block]] = {}
         self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._max_evicted_keys = max_evicted_keys
+        self.on_checkpoint_lost: Callable[[Checkpoint], None] = _no_checkpoints
+        """Told of each checkpoint whose block is taken; it must make the block's list of them empty."""
 
     @property
     def num_blocks(self) -> int:
@@ -53,6 +63,9 @@ class BlockPool:
         assert num_blocks <= len(self.free), f"{num_blocks} blocks wanted, {len(self.free)} free"
         taken = [self.free.take() for _ in range(num_blocks)]
         for block in taken:
+            if block.checkpoints:
+                for checkpoint in tuple(block.checkpoints):
+                    self.on_checkpoint_lost(checkpoint)
             if block.block_hash is not None:
                 block_hash = self._unregister(block)
                 if block_hash not in self.cached:
@@ -79,14 +92,17 @@ class BlockPool:
             self.duplicates.setdefault(block_hash, []).append(block)
         self.evicted.pop(block_hash, None)
 
-    def forget_all(self) -> None:
-        """Make nothing findable any more; held blocks stay held."""
-        for block in list(self.free.cached_blocks()):
+    def settle(self, block: Block) -> None:
+        """Move a free block that nobody can find any more to the empty ones."""
+        if block.queue is not None and not block.is_known:
             self.free.remove(block)
-            block.block_hash = None
             self.free.put(block)
+
+    def forget_all(self) -> None:
+        """Make nothing findable by a key any more; held blocks stay held."""
         for block in self.blocks:
             block.block_hash = None
+            self.settle(block)
         self.cached.clear()
         self.duplicates.clear()
         self.evicted.clear()

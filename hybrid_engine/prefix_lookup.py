@@ -1,0 +1,158 @@
+"""Which prefix of a prompt is cached: one position for all groups, and the reasons where it is short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hybrid_engine.explanation import CacheExplanation, explain
+from hybrid_engine.groups.base import GroupManager
+from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex
+from hybrid_engine.groups.hashing import BlockHash
+from hybrid_engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class CacheHit:
+    """The longest prefix of a prompt at which every group can go on."""
+
+    num_computed_tokens: int
+    shared_prefix_boundary: int | None
+    """Where the groups that keep everything still match though another can't go on there; None: not beyond the hit."""
+    group_reach: tuple[int, ...]
+    """Tokens that each group alone could offer; a window's, at or below the reach of those that keep everything."""
+    checkpoint: Checkpoint | None = None
+    """Set when the hit ends inside a block: its partly filled blocks are to be copied."""
+
+
+class PrefixLookup:
+    """Reads what the groups have cached; changes nothing."""
+
+    def __init__(
+        self,
+        managers: Sequence[GroupManager],
+        checkpoints: CheckpointIndex,
+        *,
+        match_unit_tokens: int,
+        alignment_tokens: int,
+    ) -> None:
+        """Hashes exist at multiples of match_unit_tokens; blocks of all groups end at multiples of alignment_tokens."""
+        self.match_unit_tokens = match_unit_tokens
+        self.alignment_tokens = alignment_tokens
+        self._managers = managers
+        self._checkpoints = checkpoints
+        self._keepers = tuple(i for i, manager in enumerate(managers) if manager.keeps_everything)
+        self._forgetters = tuple(i for i, manager in enumerate(managers) if not manager.keeps_everything)
+
+    def find_longest_cache_hit(self, request: Request, *, max_tokens: int | None = None) -> CacheHit:
+        """Return the longest hit: the largest position, at most max_tokens, at which every group can go on.
+
+        max_tokens: by default all known tokens but the last, which is always computed, for its logits. Positions are
+        those at which blocks of all groups end, and the checkpoints recorded inside blocks. Only lengths are looked
+        up; `collect_hit` lists the blocks.
+        """
+        hashes = request.block_hashes
+        max_tokens = request.num_tokens - 1 if max_tokens is None else max_tokens
+        whole = len(hashes) * self.match_unit_tokens
+        reach = [whole] * len(self._managers)
+        for i in self._keepers:
+            reach[i] = self._managers[i].longest_hit(hashes, whole)
+        kept = min((reach[i] for i in self._keepers), default=whole)
+        for i in self._forgetters:
+            reach[i] = self._managers[i].longest_hit(hashes, min(kept, max_tokens))
+        aligned = self._longest_aligned(hashes, min(*reach, max_tokens))
+        checkpoint = self._longest_checkpoint(request, reach, aligned, max_tokens)
+        hit = checkpoint.position if checkpoint else aligned
+        boundary = min(kept, max_tokens) // self.match_unit_tokens * self.match_unit_tokens
+        has_boundary = self._keepers and boundary > hit
+        return CacheHit(hit, boundary if has_boundary else None, tuple(reach), checkpoint)
+
+    def _longest_aligned(self, block_hashes: Sequence[BlockHash], max_tokens: int) -> int:
+        """Lower a position until every group that forgets can go on there; the others reach at least max_tokens."""
+        hit = self.align(max_tokens)
+        is_agreed = False
+        while not is_agreed:
+            is_agreed = True
+            for i in self._forgetters:
+                reached = self.align(self._managers[i].longest_hit(block_hashes, hit))
+                if reached < hit:
+                    hit, is_agreed = reached, False
+        return hit
+
+    def _longest_checkpoint(
+        self, request: Request, reach: Sequence[int], aligned: int, max_tokens: int
+    ) -> Checkpoint | None:
+        """Return the longest checkpoint inside a block, beyond aligned, at which every group can go on."""
+        unit = self.match_unit_tokens
+        top = min([max_tokens, *(reach[i] + self._managers[i].block_size - 1 for i in self._keepers)])
+        first, last = aligned // unit, top // unit
+        parents = request.block_hashes[max(first - 1, 0) : last] + ([] if first else [request.root_hash])
+        if not self._checkpoints.has_any(parents):
+            return None
+        for num_units in range(last, first - 1, -1):
+            start = num_units * unit
+            tail = request.token_ids[start : min(start + unit - 1, top)]
+            for checkpoint in self._checkpoints.find(request.hash_at(num_units), tail):
+                if checkpoint.position > aligned and self._can_resume(checkpoint.position, request.block_hashes, reach):
+                    return checkpoint
+        return None
+
+    def _can_resume(self, position: int, block_hashes: Sequence[BlockHash], reach: Sequence[int]) -> bool:
+        """Return whether the full blocks that every group needs at a position are cached."""
+        return all(
+            manager.floor_to_block(position) <= reach[i]
+            if manager.keeps_everything
+            else manager.has_needed_blocks(block_hashes, position)
+            for i, manager in enumerate(self._managers)
+        )
+
+    def collect_hit(
+        self, request: Request, *, max_tokens: int | None = None
+    ) -> tuple[CacheHit, tuple[list[Block], ...]]:
+        """Find the longest hit and list its full blocks by group.
+
+        A block that turns out to be missing below the length found (no eviction of ours leaves such a hole) shortens
+        the hit.
+        """
+        while True:
+            hit = self.find_longest_cache_hit(request, max_tokens=max_tokens)
+            tables: list[list[Block]] = []
+            for manager in self._managers:
+                table = manager.collect(request.block_hashes, hit.num_computed_tokens)
+                if isinstance(table, int):
+                    max_tokens = table * manager.block_size
+                    break
+                tables.append(table)
+            else:
+                return hit, tuple(tables)
+
+    def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
+        """Say why a request's hit is as long as it is; to be asked before anything else changes the cache."""
+        num_tokens = request.num_tokens
+        hashes = request.block_hashes
+        reach = hit.group_reach
+        seen = {i: self._managers[i].known_end(hashes, reach[i]) for i in self._keepers}
+        if not seen:
+            # Only windows: nothing but the keys tells how far the prompt was known.
+            known = self._known_end(request, max(manager.known_end(hashes, 0) for manager in self._managers))
+            return explain(num_tokens=num_tokens, hit=hit.num_computed_tokens, resumable=known, kept=known, seen=known)
+        known = self._known_end(request, max(seen.values()))
+        lost = [reach[i] for i in self._keepers if seen[i] > reach[i]]
+        return explain(
+            num_tokens=num_tokens,
+            hit=hit.num_computed_tokens,
+            resumable=self.align(min(min(reach[i] for i in self._keepers), num_tokens - 1)),
+            kept=min([*lost, known]),
+            seen=known,
+        )
+
+    def _known_end(self, request: Request, known: int) -> int:
+        """Extend what is known of a prompt by the longest checkpoint behind its last known match unit."""
+        num_units = known // self.match_unit_tokens
+        tail = request.token_ids[known : known + self.match_unit_tokens - 1]
+        longest = next(self._checkpoints.find(request.hash_at(num_units), tail), None)
+        return longest.position if longest else known
+
+    def align(self, num_tokens: int) -> int:
+        return num_tokens // self.alignment_tokens * self.alignment_tokens
