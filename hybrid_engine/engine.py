@@ -1,0 +1,291 @@
+"""The synchronous core: requests come in, `step` runs one step of all of them, and what is new comes out.
+
+One scheduler, one runner, one tokenizer. Nothing here knows tensors: a StepPlan goes to the runner, a StepResult comes
+back. A step that fails ends the engine: what the runner and the caches hold is then unknown, so every request in
+flight and every later call raises EngineDeadError instead of waiting for a step that never comes.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Protocol
+
+from transformers import PreTrainedTokenizerBase
+
+from hybrid_engine.detokenizer import Detokenizer, StopStrings, TextStream, fast_tokenizer
+from hybrid_engine.errors import EngineDeadError, PromptTooLongError, RequestError
+from hybrid_engine.in_flight import Answer, CallerRequest
+from hybrid_engine.outputs import CompletionOutput, RequestOutput
+from hybrid_engine.request import Request
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.scheduler import RequestUpdate, Scheduler
+from hybrid_engine.step_plan import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """What executes a step."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute all that the plan lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request as a caller states it."""
+
+    request_id: str
+    prompt: str | Sequence[int]
+    """Text, or token ids that are taken as they are."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str = ""
+    """A prefix cached under one salt is never found under another."""
+    text: str | None = None
+    """What to report as the prompt's text when it comes as token ids."""
+
+
+class Engine:
+    """Runs requests step by step. Not safe to call from two threads at once."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+        seed: int = 0,
+    ) -> None:
+        """seed: what requests that name no seed draw theirs from."""
+        self.scheduler = scheduler
+        self.runner = runner
+        self.tokenizer = tokenizer
+        self._fast_tokenizer = fast_tokenizer(tokenizer)
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.eos_token_ids = tuple(eos_token_ids)
+        self._seeds = random.Random(seed)
+        self._callers: dict[str, CallerRequest] = {}
+        self._answers: dict[str, Answer] = {}
+        self._failure: BaseException | None = None
+        self._wall_offset = time.time() - time.monotonic()
+        self._decode_token = lru_cache(maxsize=65_536)(self._decode_one)
+
+    # Requests come and go
+
+    def add_request(
+        self, request_id: str, prompt: str | Sequence[int], sampling: SamplingParams, *, cache_salt: str = ""
+    ) -> None:
+        """Accept a request. Raises RequestError, having changed nothing, when it can't be run."""
+        self.raise_if_dead()
+        self._submit(self._check(Prompt(request_id, prompt, sampling, cache_salt)))
+
+    def add_requests(self, prompts: Sequence[Prompt]) -> None:
+        """Accept all requests or none. Raises RequestError that names the first one that can't be run."""
+        self.raise_if_dead()
+        callers: dict[str, CallerRequest] = {}
+        for index, prompt in enumerate(prompts):
+            try:
+                if prompt.request_id in callers:
+                    raise RequestError(f"request id {prompt.request_id!r} is in the batch twice: give each its own")
+                callers[prompt.request_id] = self._check(prompt)
+            except RequestError as error:
+                if len(prompts) == 1:
+                    raise
+                raise type(error)(f"prompt {index} of {len(prompts)}: {error}. None of them was accepted") from error
+        for caller in callers.values():
+            self._submit(caller)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once and free all it holds; nothing more is reported of it. An unknown id is ignored."""
+        caller = self._callers.pop(request_id, None)
+        if caller is None:
+            return
+        for answer in caller.answers:
+            self.scheduler.abort_request(answer.request.request_id)
+            self._answers.pop(answer.request.request_id, None)
+
+    def has_unfinished_requests(self) -> bool:
+        """Return whether a step has anything to do."""
+        return bool(self._callers)
+
+    def reset_prefix_cache(self) -> None:
+        """Make nothing findable any more; requests that run keep what they hold."""
+        self.raise_if_dead()
+        self.scheduler.coordinator.reset_prefix_cache()
+
+    def raise_if_dead(self) -> None:
+        """Raise EngineDeadError when a step has failed before."""
+        if self._failure is not None:
+            raise EngineDeadError(_death_message(self._failure)) from self._failure
+
+    # A step
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step and return, for each request that got a token, what is new of it.
+
+        Raises EngineDeadError when the step fails, with its cause; every later call then does too.
+        """
+        self.raise_if_dead()
+        if not self.has_unfinished_requests():
+            return []
+        try:
+            plan = self.scheduler.schedule()
+            assert plan.request_ids, f"{len(self._answers)} requests are unfinished and none can run"
+            result = self.runner.execute(plan)
+            updates = self.scheduler.update(plan, result)
+            return self._report(plan, result, updates)
+        except BaseException as error:
+            self._failure = error
+            self._callers.clear()
+            self._answers.clear()
+            if isinstance(error, Exception):
+                raise EngineDeadError(_death_message(error)) from error
+            raise
+
+    def _report(self, plan: StepPlan, result: StepResult, updates: list[RequestUpdate]) -> list[RequestOutput]:
+        if result.prompt_logprobs:
+            self._keep_prompt_logprobs(plan, result)
+        now = self._now()
+        news: dict[str, list[CompletionOutput]] = {}
+        for update in updates:
+            answer = self._answers[update.request.request_id]
+            news.setdefault(answer.caller.request_id, []).append(self._advance(answer, update, result, now))
+        return [self._output(self._callers[request_id], outputs, now) for request_id, outputs in news.items()]
+
+    def _advance(self, answer: Answer, update: RequestUpdate, result: StepResult, now: float) -> CompletionOutput:
+        request_id = update.request.request_id
+        logprobs = result.logprobs.get(request_id)
+        output = answer.advance(update.new_token_ids, update.finish_reason, logprobs, self._decode_token)
+        caller = answer.caller
+        if caller.first_token_time is None:
+            caller.first_token_time = now
+        if answer.is_finished:
+            del self._answers[request_id]
+            if update.finish_reason is None:
+                self.scheduler.finish_request(request_id, output.stop_reason)
+        if len(caller.answers) < caller.sampling.n:
+            self._submit_answers(caller, caller.sampling.n)
+        return output
+
+    def _output(self, caller: CallerRequest, outputs: list[CompletionOutput], now: float) -> RequestOutput:
+        if caller.is_finished:
+            caller.finish_time = now
+            del self._callers[caller.request_id]
+        return caller.output(outputs)
+
+    def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
+        for request_id, start in zip(plan.request_ids, plan.num_computed_tokens, strict=True):
+            answer = self._answers.get(request_id)
+            positions = result.prompt_logprobs.get(request_id)
+            if answer is not None and positions:
+                answer.caller.take_prompt_logprobs(start, positions, self._decode_token)
+
+    # A request is checked and handed to the scheduler
+
+    def _check(self, prompt: Prompt) -> CallerRequest:
+        """Return the request ready to be run; nothing has changed when this raises."""
+        text = prompt.prompt if isinstance(prompt.prompt, str) else prompt.text
+        token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
+        self._check_token_ids(token_ids)
+        caller = CallerRequest(
+            request_id=prompt.request_id,
+            prompt=text,
+            prompt_token_ids=token_ids,
+            sampling=prompt.sampling,
+            cache_salt=prompt.cache_salt,
+            arrival_time=self._now(),
+        )
+        if prompt.request_id in self._callers or any(answer_id in self._answers for answer_id in caller.answer_ids):
+            raise RequestError(f"request id {prompt.request_id!r} is in use: give each request in flight its own")
+        return caller
+
+    def _encode(self, text: str) -> list[int]:
+        if not text:
+            raise RequestError("the prompt is an empty string: give some text, or the token ids to start from")
+        return self.tokenizer(text)["input_ids"]
+
+    def _check_token_ids(self, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise RequestError("the prompt has no tokens: give at least one to start from")
+        if min(token_ids) < 0 or max(token_ids) >= self.vocab_size:
+            index = next(i for i, token_id in enumerate(token_ids) if not 0 <= token_id < self.vocab_size)
+            raise RequestError(
+                f"prompt_token_ids[{index}] is {token_ids[index]}, must be from 0 to {self.vocab_size - 1} "
+                f"(the vocabulary)"
+            )
+        if len(token_ids) > self.max_model_len:
+            raise PromptTooLongError(
+                f"the prompt has {len(token_ids):,} tokens, max_model_len is {self.max_model_len:,}: shorten the "
+                f"prompt, or raise max_model_len if the model reaches further"
+            )
+        self.scheduler.check_prompt(len(token_ids))
+
+    def _submit(self, caller: CallerRequest) -> None:
+        # Drawn only now: a request that was refused changes nothing for the next one.
+        seed = caller.sampling.seed
+        caller.seed = self._seeds.getrandbits(63) if seed is None else seed
+        self._callers[caller.request_id] = caller
+        self._submit_answers(caller, 1 if self._siblings_can_hit(caller) else caller.sampling.n)
+
+    def _siblings_can_hit(self, caller: CallerRequest) -> bool:
+        """Return whether the other answers find the prompt in the cache once the first one has computed it."""
+        coordinator = self.scheduler.coordinator
+        return (
+            coordinator.config.enable_prefix_caching
+            and not caller.sampling.skip_reading_prefix_cache
+            and len(caller.prompt_token_ids) > coordinator.alignment_tokens
+        )
+
+    def _submit_answers(self, caller: CallerRequest, count: int) -> None:
+        """Hand the caller's answers below `count` to the scheduler, those that it has excepted."""
+        for index in range(len(caller.answers), count):
+            answer = self._make_answer(caller, index)
+            caller.answers.append(answer)
+            self._answers[answer.request.request_id] = answer
+            self.scheduler.add_request(answer.request)
+
+    def _make_answer(self, caller: CallerRequest, index: int) -> Answer:
+        sampling = caller.answer_sampling(index)
+        request = Request(
+            caller.answer_ids[index],
+            caller.prompt_token_ids,
+            sampling,
+            hasher=self.scheduler.coordinator.hasher,
+            max_model_len=self.max_model_len,
+            eos_token_ids=self.eos_token_ids,
+            cache_salt=caller.cache_salt,
+            seed=caller.answer_seed(index),
+        )
+        stream = TextStream(
+            self._fast_tokenizer, caller.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
+        )
+        stops = StopStrings(sampling.stop, include_in_text=sampling.include_stop_str_in_output)
+        return Answer(caller, index, request, Detokenizer(stream, stops, min_tokens=sampling.min_tokens))
+
+    def _decode_one(self, token_id: int) -> str:
+        return self._fast_tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def _now(self) -> float:
+        # Seconds since the epoch that never run backwards while the process lives.
+        return self._wall_offset + time.monotonic()
+
+
+def _as_token_ids(token_ids: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token_id) for token_id in token_ids]
+    except TypeError as error:
+        raise RequestError(f"prompt_token_ids must be integers: {error}") from error
+
+
+def _death_message(failure: BaseException) -> str:
+    return (
+        f"a step failed ({type(failure).__name__}: {failure}) and the engine can't go on: every request in flight "
+        f"is lost; make a new one"
+    )

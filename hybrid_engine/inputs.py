@@ -1,0 +1,105 @@
+"""The forms in which a caller may give prompts, brought into one."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybrid_engine.errors import RequestError
+from hybrid_engine.sampling_params import SamplingParams
+
+PromptLike = str | Sequence[int] | Mapping[str, Any]
+"""Text, token ids, or a dict with 'prompt' or 'prompt_token_ids' (both: the ids run, the text is reported) and, if
+wanted, 'cache_salt'."""
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInput:
+    """One prompt."""
+
+    content: str | Sequence[int]
+    """What runs: text to tokenise, or token ids as they are."""
+    text: str | None
+    """What is reported as the prompt's text."""
+    cache_salt: str = ""
+
+
+def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
+    """Return a list of prompts, whether one or many were given; a list of integers is one prompt.
+
+    Raises RequestError that names the first one it can't read.
+    """
+    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+        return [_as_prompt(prompts)]
+    found = []
+    for index, prompt in enumerate(_items(prompts)):
+        try:
+            found.append(_as_prompt(prompt))
+        except RequestError as error:
+            raise RequestError(f"prompt {index}: {error}") from error
+    return found
+
+
+def as_sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
+    """Return sampling parameters for each prompt. Raises RequestError when there are not as many as prompts."""
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * num_prompts
+    if len(sampling) != num_prompts:
+        raise RequestError(
+            f"{len(sampling)} sampling parameters for {num_prompts} prompts: give one for all or one for each"
+        )
+    return list(sampling)
+
+
+def as_conversations(messages: Any) -> list[list[Mapping[str, Any]]]:
+    """Return a list of conversations, whether one or many were given. Raises RequestError for anything else."""
+    messages = list(_items(messages))
+    conversations = [messages] if all(isinstance(message, Mapping) for message in messages) else messages
+    for index, conversation in enumerate(conversations):
+        if isinstance(conversation, str | Mapping) or not all(isinstance(message, Mapping) for message in conversation):
+            raise RequestError(
+                f"conversation {index} is {conversation!r:.60}, must be a list of messages like "
+                f"{{'role': 'user', 'content': '…'}}"
+            )
+        if not conversation:
+            raise RequestError(f"conversation {index} has no messages: give at least one")
+    return conversations
+
+
+def _as_prompt(prompt: Any) -> PromptInput:
+    if isinstance(prompt, str):
+        return PromptInput(prompt, prompt)
+    if isinstance(prompt, Mapping):
+        return _from_mapping(prompt)
+    if not _is_token_ids(prompt):
+        raise RequestError(f"it is {prompt!r:.60}, must be text, token ids, or a dict with one of them")
+    return PromptInput(prompt, None)
+
+
+def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
+    unknown = sorted(set(prompt) - set(PROMPT_KEYS))
+    if unknown:
+        raise RequestError(f"unknown key {unknown[0]!r}, allowed are {', '.join(PROMPT_KEYS)}")
+    token_ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    content = text if token_ids is None else token_ids
+    if content is None:
+        raise RequestError("the dict has neither 'prompt' nor 'prompt_token_ids', must have one of them")
+    return PromptInput(content, text, prompt.get("cache_salt") or "")
+
+
+def _is_token_ids(value: Any) -> bool:
+    """Whether this is one prompt as token ids; an empty list is not: it is no prompts at all."""
+    if isinstance(value, str | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        return False
+    return len(value) > 0 and isinstance(value[0], numbers.Integral)
+
+
+def _items(values: Any) -> Iterator[Any]:
+    try:
+        return iter(values)
+    except TypeError as error:
+        raise RequestError(f"got {values!r:.60}, must be a prompt or a list of them") from error

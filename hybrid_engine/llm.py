@@ -1,0 +1,260 @@
+"""The Python API: `LLM(model).generate / chat / stream`."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Unpack
+
+import jinja2
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import PreTrainedTokenizerBase
+
+from hybrid_engine.engine import Engine, Prompt
+from hybrid_engine.errors import ChatTemplateError
+from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
+from hybrid_engine.models.base import ModelInfo
+from hybrid_engine.outputs import OutputCollector, RequestOutput
+from hybrid_engine.plan import MemoryPlan
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.startup import (
+    EnginePlan,
+    EngineSettings,
+    make_config,
+    plan_engine,
+    read_model_config,
+    start_engine,
+)
+from hybrid_engine.stream import DeltaStream
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
+
+    def __init__(
+        self, model: str | Path, *, chat_template: str | Path | None = None, **settings: Unpack[EngineSettings]
+    ) -> None:
+        """Load a model.
+
+        model: a folder with safetensors or one GGUF file, or a .gguf file.
+        chat_template: a Jinja template, or the Path of a file that holds one, used instead of the checkpoint's own.
+        settings: see EngineSettings.
+        Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
+        """
+        self._template = chat_template.read_text() if isinstance(chat_template, Path) else chat_template
+        engine, plan = start_engine(make_config(model, **settings))
+        self._set_up(engine, plan)
+
+    @classmethod
+    def from_engine(cls, engine: Engine, plan: EnginePlan, *, chat_template: str | None = None) -> LLM:
+        """Wrap an engine that was put together by hand."""
+        llm = cls.__new__(cls)
+        llm._template = chat_template
+        llm._set_up(engine, plan)
+        return llm
+
+    @staticmethod
+    def plan(model: str | Path, **settings: Unpack[EngineSettings]) -> EnginePlan:
+        """Return what `LLM(model, …)` would set up, from the model's config alone: no weights are read.
+
+        model: as for LLM, or a config.json. settings: see EngineSettings.
+        """
+        return plan_engine(read_model_config(model), make_config(model, **settings))
+
+    def _set_up(self, engine: Engine, plan: EnginePlan) -> None:
+        self._engine = engine
+        self._plan = plan
+        self._ids = map(str, itertools.count())
+        self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
+
+    # What it is
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """The model's layers and sizes."""
+        return self._plan.info
+
+    @property
+    def memory_plan(self) -> MemoryPlan:
+        """How the cache memory is shared out."""
+        return self._plan.memory
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer."""
+        return self._plan.max_model_len
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer."""
+        return self._engine.tokenizer
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._engine.reset_prefix_cache()
+
+    # What it does
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all prompts and return the outputs in their order.
+
+        prompts: a text, token ids, a dict with 'prompt' or 'prompt_token_ids' and 'cache_salt', or a list of these.
+        sampling_params: one for all or one for each; None: SamplingParams().
+        progress: show a progress bar on stderr; None: when that is a terminal.
+        Raises RequestError, having accepted none of them, when one prompt can't be run; EngineDeadError when a step
+        fails. Ctrl-C lets the step in flight end, then aborts the prompts of this call.
+        """
+        requests = self._requests(prompts, sampling_params)
+        collectors = {request.request_id: OutputCollector() for request in requests}
+        self._engine.add_requests(requests)
+        for request_id, collector in collectors.items():
+            self._receivers[request_id] = collector.add
+        try:
+            self._run(list(collectors), _progress_bar(progress))
+        finally:
+            for request_id in collectors:
+                self._end(request_id)
+        return [collector.output() for collector in collectors.values()]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them; see `apply_chat_template` and `generate`."""
+        prompts = [
+            self.apply_chat_template(
+                conversation, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+            )
+            for conversation in as_conversations(messages)
+        ]
+        return self.generate(prompts, sampling_params, progress=progress)
+
+    def stream(self, prompt: PromptLike, sampling_params: SamplingParams | None = None) -> DeltaStream:
+        """Answer one prompt; iterate over what is new of it, step by step. Closing the iterator aborts the request.
+
+        Raises RequestError at once when the prompt can't be run.
+        """
+        (request,) = self._requests(prompt, sampling_params)
+        self._engine.add_requests([request])
+        # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
+        inbox: deque[RequestOutput] = deque()
+        self._receivers[request.request_id] = inbox.append
+        return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
+
+    def apply_chat_template(
+        self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True
+    ) -> dict[str, Any]:
+        """Render a conversation to a prompt that `generate` and `stream` take: its text and its token ids.
+
+        Raises ChatTemplateError when there is no template, or it refuses the messages.
+        """
+        tokenizer = self.get_tokenizer()
+        template = chat_template or self._template
+        if template is None and tokenizer.chat_template is None:
+            raise ChatTemplateError(
+                "this checkpoint has no chat template: pass one as chat_template=, or use generate() if the model "
+                "isn't trained to chat"
+            )
+        try:
+            text = tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except jinja2.TemplateError as error:
+            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
+        # The template writes the begin-of-text token itself.
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return {"prompt": text, "prompt_token_ids": token_ids}
+
+    # How
+
+    def _requests(
+        self, prompts: PromptLike | Sequence[PromptLike], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[Prompt]:
+        inputs = as_prompts(prompts)
+        return [
+            Prompt(next(self._ids), prompt.content, params, cache_salt=prompt.cache_salt, text=prompt.text)
+            for prompt, params in zip(inputs, as_sampling(sampling, len(inputs)), strict=True)
+        ]
+
+    def _run(self, request_ids: Sequence[str], bar: Progress) -> None:
+        with bar:
+            task = bar.add_task("prompts", total=len(request_ids))
+            while any(request_id in self._receivers for request_id in request_ids):
+                self._step()
+                if not bar.disable:
+                    num_left = sum(request_id in self._receivers for request_id in request_ids)
+                    bar.update(task, completed=len(request_ids) - num_left)
+
+    def _step(self) -> None:
+        """Run one step of all requests in flight and hand each delta to whoever waits for it."""
+        assert self._receivers, "nobody waits for a step"
+        with interrupts_deferred():
+            for delta in self._engine.step():
+                self._receivers[delta.request_id](delta)
+                if delta.finished:
+                    del self._receivers[delta.request_id]
+
+    def _end(self, request_id: str) -> None:
+        self._engine.abort(request_id)
+        self._receivers.pop(request_id, None)
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Let what runs inside end before Ctrl-C takes effect: a step cut in two leaves caches that nobody can trust.
+
+    A second Ctrl-C takes effect at once. Outside the main thread, where none arrives, this does nothing.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
+        yield
+        return
+    caught: list[tuple[int, FrameType | None]] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        caught.append((number, frame))
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if caught:
+        previous(*caught[0])
+
+
+def _progress_bar(wanted: bool | None) -> Progress:
+    is_shown = sys.stderr.isatty() if wanted is None else wanted
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not is_shown,
+    )

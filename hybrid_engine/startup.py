@@ -1,0 +1,238 @@
+"""From a model's path and a few settings to an engine that runs.
+
+`plan_engine` says what would be set up, from the config alone; `start_engine` does it. Both are one computation, so
+that what `hybrid-engine plan` prints is what runs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+import torch
+
+from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.engine import Engine
+from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
+from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.models.base import ModelInfo
+from hybrid_engine.models.registry import describe_model, load_model
+from hybrid_engine.plan import MemoryPlan, plan_memory
+from hybrid_engine.runner.model_runner import ModelRunner
+from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.tokenizer import load_tokenizer
+from hybrid_engine.weights import open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+DEFAULT_MEMORY_SHARE = 4
+"""The caches take this part (a quarter) of the free memory when no size is given …"""
+MAX_DEFAULT_MEMORY_BYTES = 4 * 2**30
+"""… but not more than this."""
+
+
+class EngineSettings(TypedDict, total=False):
+    """What `LLM(model, …)` and the command line take, all of it optional."""
+
+    tokenizer: str | Path | None
+    """A folder or file to read it from; None: with the model."""
+    dtype: str
+    """'float32', 'bfloat16', or 'auto' (default): the checkpoint's own, bfloat16 where it is float16 or quantised."""
+    max_model_len: int | None
+    """Most tokens of a prompt and its answer; None: as far as the model and the memory reach."""
+    cache_memory_bytes: int | str | None
+    """Bytes, or a text like '2GiB'; None: a quarter of the free memory, at most 4 GiB."""
+    block_size: int
+    """Tokens in a cache block (16)."""
+    enable_prefix_caching: bool
+    max_num_seqs: int
+    """Requests that run at once."""
+    max_num_batched_tokens: int
+    """Tokens computed in one step, over all requests."""
+    long_prefill_token_threshold: int
+    """Tokens that one request may compute in a step; 0: as many as the step has room for."""
+    num_threads: int | None
+    """Threads of the kernels, for the whole process; None: as torch has it."""
+    seed: int
+    """What requests without a seed draw theirs from."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The same settings, checked, in the parts that they belong to."""
+
+    model: str | Path
+    """A folder with safetensors or one GGUF file, a .gguf file, or (to plan only) a config.json."""
+    tokenizer: str | Path | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    num_threads: int | None = None
+    seed: int = 0
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", *DTYPES):
+            raise ConfigError(f"dtype is {self.dtype!r}, must be 'auto', {' or '.join(map(repr, DTYPES))}")
+        for name in ("max_model_len", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, must be at least 1, or None")
+
+
+# The caller's name for a setting and, where it differs, the config's own.
+CACHE_SETTINGS = {
+    "cache_memory_bytes": "memory_bytes",
+    "block_size": "block_size",
+    "enable_prefix_caching": "enable_prefix_caching",
+}
+SCHEDULER_SETTINGS = {
+    "max_num_seqs": "max_num_seqs",
+    "max_num_batched_tokens": "max_num_scheduled_tokens",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
+}
+
+
+def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> EngineConfig:
+    """Put settings into one config. Raises ConfigError for one that doesn't exist or is out of its range."""
+    given: dict[str, Any] = dict(settings)
+    for name in given:
+        if name not in EngineSettings.__annotations__:
+            near = difflib.get_close_matches(name, EngineSettings.__annotations__, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EngineSettings.__annotations__)}"
+            raise ConfigError(f"{name!r} is no setting; {hint}")
+    if "cache_memory_bytes" in given:
+        given["cache_memory_bytes"] = parse_bytes(given["cache_memory_bytes"])
+    cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
+    scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
+    return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What an engine is made of, found out from the model's config and the settings."""
+
+    info: ModelInfo
+    dtype: torch.dtype
+    memory: MemoryPlan
+    capacity_tokens: int
+    """Most tokens of one request that the caches hold when nothing else runs."""
+    max_model_len: int
+
+
+def parse_bytes(size: int | str | None) -> int | None:
+    """Read a size: bytes, or a text like '2GiB' or '512 MB'. Raises ConfigError for what it can't read."""
+    if size is None or isinstance(size, int):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower())
+    if match is None or match[2] not in BYTE_UNITS:
+        raise ConfigError(f"{size!r} is no size in bytes, must be a number or like '2GiB' or '512MB'")
+    return int(float(match[1]) * BYTE_UNITS[match[2]])
+
+
+def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> EnginePlan:
+    """Find out what an engine would be made of; no weights are read.
+
+    Raises CapacityError when the memory can't hold what was asked, ConfigError when the model doesn't reach that far.
+    """
+    info = describe_model(dict(model_config))
+    dtype = _resolve_dtype(model_config, config.dtype)
+    wanted_len = _wanted_len(info, config.max_model_len)
+    specs = info.cache_specs(block_size=config.cache.block_size, element_bytes=dtype.itemsize)
+    memory = plan_memory(
+        group_layers(specs),
+        config.cache.memory_bytes or default_memory_bytes(),
+        max_model_len=wanted_len,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_scheduled_tokens=config.scheduler.max_num_scheduled_tokens,
+    )
+    capacity = Coordinator(memory.groups, memory.num_blocks, config=config.cache).capacity_tokens
+    if config.max_model_len is not None and capacity < config.max_model_len:
+        raise CapacityError(
+            f"max_model_len is {config.max_model_len:,}, the cache memory ({memory.memory_bytes:,} bytes) holds "
+            f"{capacity:,} tokens of one request: lower max_model_len or give more cache_memory_bytes"
+        )
+    if capacity < wanted_len:
+        logger.warning(
+            "max_model_len is %d, below the model's %d: the cache memory (%d bytes) holds no more",
+            *(capacity, wanted_len, memory.memory_bytes),
+        )
+    return EnginePlan(info, dtype, memory, capacity, min(wanted_len, capacity))
+
+
+def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
+    """Load a model and make an engine that runs it."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    checkpoint = open_checkpoint(config.model)
+    plan = plan_engine(checkpoint.config, config)
+    tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
+    model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
+    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks)
+    coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=config.cache)
+    engine = Engine(
+        Scheduler(config.scheduler, coordinator),
+        runner,
+        tokenizer,
+        vocab_size=plan.info.vocab_size,
+        max_model_len=plan.max_model_len,
+        eos_token_ids=plan.info.eos_token_ids,
+        seed=config.seed,
+    )
+    return engine, plan
+
+
+def read_model_config(model: str | Path) -> dict[str, Any]:
+    """Read a model's config from a config.json, a folder that holds one, a .gguf file or a folder that holds one.
+
+    Raises CheckpointError when there is none.
+    """
+    path = Path(model)
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix != ".json" or not file.exists():
+        return open_checkpoint(path).config
+    try:
+        return json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file} is no JSON: {error}") from error
+
+
+def default_memory_bytes() -> int:
+    """Return what the caches take when no size is given: a quarter of the free memory, at most 4 GiB."""
+    return min(_free_memory_bytes() // DEFAULT_MEMORY_SHARE, MAX_DEFAULT_MEMORY_BYTES)
+
+
+def _wanted_len(info: ModelInfo, max_model_len: int | None) -> int:
+    reach = info.max_position_embeddings
+    if max_model_len is not None and max_model_len > reach:
+        raise ConfigError(f"max_model_len is {max_model_len:,}, the model reaches {reach:,} tokens: ask at most that")
+    return max_model_len or reach
+
+
+def _resolve_dtype(model_config: Mapping[str, Any], dtype: str) -> torch.dtype:
+    if dtype != "auto":
+        return DTYPES[dtype]
+    stored = model_config.get("dtype") or model_config.get("torch_dtype")
+    return DTYPES.get(str(stored), torch.bfloat16)
+
+
+def _free_memory_bytes() -> int:
+    """Return what this process can still take: of the machine's memory and, in a container, of its limit."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        free += [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        free.append(max(int(text) - int(used.read_text()), 0))
+    return min(free)
