@@ -1,0 +1,160 @@
+"""What the bookkeeping costs, on the real scheduler with a runner that computes nothing."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from hybrid_engine.bench.report import Figure, Report
+from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.hashing import BlockHasher
+from hybrid_engine.groups.spec import AttentionSpec, FullAttentionSpec, Group, SlidingWindowSpec, group_layers
+from hybrid_engine.request import Request
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.step_plan import StepPlan, StepResult
+
+BLOCK_SIZE = 16
+WINDOW = 512
+PROMPT_TOKENS = 1024
+"""Above the window, so that decoding passes window blocks as it does in long chats."""
+STEPS_IN_ROUND = 64
+"""Four blocks of each request: full blocks are registered, new ones taken, passed ones given back."""
+LONG_PROMPT_TOKENS = 131_072
+VOCAB_SIZE = 262_144
+GROUP_KINDS = {"full": ("full",), "full + sliding window": ("sliding", "full")}
+
+
+def run(*, num_rounds: int = 5) -> list[Report]:
+    """Measure steps, lookups and hashing."""
+    return [_step_report(num_rounds), _lookup_report(num_rounds)]
+
+
+def _step_report(num_rounds: int) -> Report:
+    figures = []
+    for kinds, layers in GROUP_KINDS.items():
+        for num_running in (1, 16, 64, 256):
+            seconds = time_steps(make_groups(layers), num_running, num_rounds=num_rounds)
+            has_goal = num_running == 256 and len(layers) == 2
+            values = tuple(s / num_running * 1e6 for s in seconds)
+            name = f"{kinds}, {num_running} running"
+            figures.append(Figure(name, "µs per request and step", values, at_most=8 if has_goal else None))
+    note = f"schedule + update while all requests decode; {STEPS_IN_ROUND} steps a round, prompts of {PROMPT_TOKENS:,}"
+    return Report("Scheduling", tuple(figures), (note, f"blocks of {BLOCK_SIZE} tokens, window {WINDOW}"))
+
+
+def make_groups(layers: tuple[str, ...]) -> tuple[Group, ...]:
+    """Make the groups of a model with these layers, each 'full' or 'sliding'."""
+    sizes = {"num_kv_heads": 1, "head_size": 256, "element_bytes": 2, "block_size": BLOCK_SIZE}
+    specs: dict[str, AttentionSpec] = {
+        "full": FullAttentionSpec(**sizes),
+        "sliding": SlidingWindowSpec(**sizes, window=WINDOW),
+    }
+    return group_layers({index: specs[layer] for index, layer in enumerate(layers)})
+
+
+def execute_nothing(plan: StepPlan) -> StepResult:
+    """Answer token 1 for every request that samples."""
+    sampled = zip(plan.request_ids, plan.is_sampled, strict=True)
+    return StepResult(plan.step_id, {request_id: 1 for request_id, is_sampled in sampled if is_sampled})
+
+
+def time_steps(groups: tuple[Group, ...], num_running: int, *, num_rounds: int) -> list[float]:
+    """Return the seconds of schedule + update per step, for each round, while num_running requests decode."""
+    # Blocks for all prompts and answers in every group: nothing is preempted.
+    num_blocks = num_running * (PROMPT_TOKENS + (num_rounds + 1) * STEPS_IN_ROUND) // BLOCK_SIZE + num_running
+    coordinator = Coordinator(groups, [num_blocks] * len(groups), config=CacheConfig(block_size=BLOCK_SIZE))
+    config = SchedulerConfig(max_num_seqs=num_running, max_num_scheduled_tokens=PROMPT_TOKENS * 16, watermark=0.0)
+    scheduler = Scheduler(config, coordinator)
+    draw = random.Random(0)
+    for index in range(num_running):
+        # Lengths differ, so that blocks fill up in different steps, as they do in life.
+        prompt = draw.choices(range(VOCAB_SIZE), k=PROMPT_TOKENS - index % BLOCK_SIZE)
+        scheduler.add_request(make_request(str(index), prompt, coordinator))
+    while scheduler.num_waiting or any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.running):
+        plan = scheduler.schedule()
+        scheduler.update(plan, execute_nothing(plan))
+    assert scheduler.num_running == num_running, f"{scheduler.num_running} of {num_running} requests run"
+    return [_time_round(scheduler) for _ in range(num_rounds)]
+
+
+def make_request(request_id: str, prompt: list[int], coordinator: Coordinator) -> Request:
+    """Make a request that goes on for as long as it is let."""
+    sampling = SamplingParams(max_tokens=None, ignore_eos=True)
+    return Request(request_id, prompt, sampling, hasher=coordinator.hasher, max_model_len=2**30)
+
+
+def _time_round(scheduler: Scheduler) -> float:
+    seconds = 0.0
+    for _ in range(STEPS_IN_ROUND):
+        start = time.perf_counter()
+        plan = scheduler.schedule()
+        seconds += time.perf_counter() - start
+        result = execute_nothing(plan)
+        start = time.perf_counter()
+        scheduler.update(plan, result)
+        seconds += time.perf_counter() - start
+    return seconds / STEPS_IN_ROUND
+
+
+def _lookup_report(num_rounds: int) -> Report:
+    draw = random.Random(1)
+    prompt = draw.choices(range(VOCAB_SIZE), k=LONG_PROMPT_TOKENS)
+    longer_prompt = [*prompt, *draw.choices(range(VOCAB_SIZE), k=100)]
+    figures = []
+    for kinds, layers in GROUP_KINDS.items():
+        coordinator = cache_prompt(make_groups(layers), prompt)
+        request = make_request("again", longer_prompt, coordinator)
+        found = tuple(_time_finding(coordinator, request) * 1e6 for _ in range(num_rounds))
+        pinned = tuple(_time_pinning(coordinator, request) * 1e3 for _ in range(num_rounds))
+        figures.append(Figure(f"{kinds}, length of the hit", "µs", found, at_most=100))
+        figures.append(Figure(f"{kinds}, length, blocks listed and pinned", "ms", pinned, at_most=2))
+    hashed = tuple(_time_hashing(prompt) * 1e6 / LONG_PROMPT_TOKENS for _ in range(num_rounds))
+    figures.append(Figure("hashing", "µs per token", hashed))
+    note = (
+        f"a cached prompt of {LONG_PROMPT_TOKENS:,} tokens comes again with 100 more, its hashes known"
+    )
+    return Report("Prefix lookup", tuple(figures), (note,))
+
+
+def cache_prompt(groups: tuple[Group, ...], prompt: list[int]) -> Coordinator:
+    """Return a coordinator in which a finished request has left this prompt."""
+    num_blocks = 2 * len(prompt) // BLOCK_SIZE
+    coordinator = Coordinator(groups, [num_blocks] * len(groups), config=CacheConfig(block_size=BLOCK_SIZE))
+    scheduler = Scheduler(SchedulerConfig(max_num_scheduled_tokens=8192), coordinator)
+    scheduler.add_request(make_request("first", prompt, coordinator))
+    while not (plan := scheduler.schedule()).is_sampled[0]:
+        scheduler.update(plan, execute_nothing(plan))
+    scheduler.update(plan, execute_nothing(plan))
+    scheduler.abort_request("first")
+    return coordinator
+
+
+def _time_finding(coordinator: Coordinator, request: Request) -> float:
+    num_repeats = 100
+    start = time.perf_counter()
+    for _ in range(num_repeats):
+        hit = coordinator.lookup.find_longest_cache_hit(request)
+    seconds = time.perf_counter() - start
+    assert hit.num_computed_tokens == LONG_PROMPT_TOKENS, f"the hit is {hit.num_computed_tokens} tokens"
+    return seconds / num_repeats
+
+
+def _time_pinning(coordinator: Coordinator, request: Request) -> float:
+    start = time.perf_counter()
+    hit, blocks = coordinator.look_up(request)
+    is_taken = coordinator.allocate_slots(
+        request, 100, num_new_computed_tokens=hit.num_computed_tokens, new_computed_blocks=blocks
+    )
+    seconds = time.perf_counter() - start
+    assert is_taken, "there is no place for the request"
+    coordinator.free(request)
+    return seconds
+
+
+def _time_hashing(prompt: list[int]) -> float:
+    hasher = BlockHasher(BLOCK_SIZE)
+    start = time.perf_counter()
+    hasher.extend([], hasher.root(), prompt)
+    return time.perf_counter() - start
