@@ -21,9 +21,8 @@ PRIMED_TOKENS = 8
 """Tokens of the prompt's end that the decoder sees: enough for one of them to have text, so that it knows
 whether the answer's first token starts a text (its leading space goes) or continues one (it stays)."""
 
-MAX_HELD_TOKENS = 8
-"""Tokens held back for a character's missing bytes. A character has four bytes; more than this is garbage that never
-becomes one, and decoding a growing run again and again would cost its square."""
+MAX_HELD_BYTES = 3
+"""Bytes without a character that are held back: with a fourth it is whole, or it never will be."""
 
 
 def fast_tokenizer(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
@@ -59,7 +58,8 @@ class TextStream:
                 raise
             return self.flush()
         if text is None:
-            return self.flush() if len(self._held_ids) > MAX_HELD_TOKENS else ""
+            is_hopeless = self._decode(self._held_ids).endswith(REPLACEMENT * (MAX_HELD_BYTES + 1))
+            return self.flush() if is_hopeless else ""
         self._released_ids, self._held_ids = self._held_ids, []
         return self._without_prompt(text)
 
@@ -77,7 +77,7 @@ class TextStream:
         num_whole = next(
             (n for n in range(len(prompt_ids), 0, -1) if not self._decode(prompt_ids[:n]).endswith(REPLACEMENT)), 0
         )
-        if len(prompt_ids) - num_whole > 3:
+        if len(prompt_ids) - num_whole > MAX_HELD_BYTES:
             num_whole = len(prompt_ids)  # not a character cut in two but garbage: leave all of it to the prompt
         self._released_ids, cut_ids = prompt_ids[:num_whole], prompt_ids[num_whole:]
         stream = self._new_stream(self._released_ids)

@@ -173,8 +173,8 @@ class LLM:
         template = chat_template or self._template
         if template is None and tokenizer.chat_template is None:
             raise ChatTemplateError(
-                "this checkpoint has no chat template: pass one as chat_template=, or use generate() if the model "
-                "isn't trained to chat"
+                "this checkpoint has no chat template: pass one as chat_template= (--chat-template on the command "
+                "line), or use generate if the model isn't trained to chat"
             )
         try:
             text = tokenizer.apply_chat_template(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from hybrid_engine.detokenizer import MAX_HELD_TOKENS, Detokenizer, StopStrings, TextStream, fast_tokenizer
+from hybrid_engine.detokenizer import MAX_HELD_BYTES, Detokenizer, StopStrings, TextStream, fast_tokenizer
 from hybrid_engine.errors import CheckpointError
 
 SPECIAL, A, SPACE_B, SPACE = 256, 257, 258, 259
@@ -58,8 +58,8 @@ def test_a_byte_that_spoils_the_run_before_it_does_not_end_the_stream():
 
 
 def test_a_long_run_of_broken_bytes_is_released_before_the_end():
-    released = stream([0xFF] * (MAX_HELD_TOKENS + 1))
-    assert released[-2:] == ["�" * (MAX_HELD_TOKENS + 1), ""]
+    released = stream([0xFF] * (MAX_HELD_BYTES + 1))
+    assert released[-2:] == ["�" * (MAX_HELD_BYTES + 1), ""]
 
 
 @pytest.mark.parametrize(("skips", "text"), [(True, "aa"), (False, "a<s>a")])
@@ -70,7 +70,7 @@ def test_special_tokens_are_text_only_where_asked(skips, text):
 @given(st.lists(st.sampled_from([A, SPACE_B, SPACE, SPECIAL, *"é€🙂".encode()]), max_size=40))
 def test_no_release_ends_within_a_character_and_the_stream_never_fails(token_ids):
     released = stream(token_ids, prompt=[A])
-    assert not any(text.endswith("�") and len(text) <= MAX_HELD_TOKENS for text in released[:-1])
+    assert not any(text.endswith("�") and len(text) <= MAX_HELD_BYTES for text in released[:-1])
 
 
 @given(st.text(max_size=30), st.text(max_size=10))

@@ -1,0 +1,238 @@
+"""The command line: `hybrid-engine generate`, `chat` and `plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from hybrid_engine import __version__
+from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError
+from hybrid_engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from hybrid_engine.llm import LLM
+    from hybrid_engine.outputs import RequestOutput
+
+CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError)
+DEMO = "demo"
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A folder with safetensors, a .gguf file, or 'demo': the Gemma 3 270M that the demo extra brings."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")]
+Memory = Annotated[str | None, typer.Option(help="Cache memory, like 2GiB; by default a quarter of what is free.")]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a cache block.")]
+PrefixCaching = Annotated[bool, typer.Option(help="Find prompts that begin like earlier ones in the cache.")]
+Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
+Tokenizer = Annotated[Path | None, typer.Option(help="Where the tokenizer lies, if not with the model.")]
+MaxTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
+Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
+TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; without any, stdin is one.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
+    n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
+    max_tokens: MaxTokens = 64,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = None,
+    stop: Stop = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on past the end-of-text token.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each prompt.")] = False,
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    memory: Memory = None,
+    block_size: BlockSize = 16,
+    prefix_caching: PrefixCaching = True,
+    threads: Threads = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Complete prompts."""
+    sampling = SamplingParams(
+        n=n,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    texts = _read_prompts(prompts, file)
+    llm = _load(
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        cache_memory_bytes=memory,
+        block_size=block_size,
+        enable_prefix_caching=prefix_caching,
+        num_threads=threads,
+        tokenizer=tokenizer,
+    )
+    if len(texts) == 1 and n == 1 and not as_json:
+        _stream_answer(llm, texts[0], sampling)
+        return
+    for output in llm.generate(texts, sampling):
+        print(json.dumps(asdict(output), ensure_ascii=False)) if as_json else _print_output(output)
+
+
+@app.command()
+def chat(
+    model: Model,
+    chat_template: Annotated[Path | None, typer.Option(help="A file with a Jinja chat template.")] = None,
+    system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    seed: Seed = None,
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    memory: Memory = None,
+    threads: Threads = None,
+    tokenizer: Tokenizer = None,
+) -> None:
+    """Talk with a model: /reset begins anew, /exit or end of input ends, Ctrl-C cuts an answer short."""
+    from hybrid_engine.chat import ChatSession
+
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    llm = _load(
+        model,
+        chat_template=chat_template,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        cache_memory_bytes=memory,
+        num_threads=threads,
+        tokenizer=tokenizer,
+    )
+    ChatSession(llm, sampling, system=system).run()
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="A config.json, a folder, a .gguf file, or 'demo'.")],
+    dtype: Dtype = "auto",
+    max_model_len: MaxModelLen = None,
+    memory: Memory = None,
+    block_size: BlockSize = 16,
+) -> None:
+    """Show a model's layers and what its cache memory holds; no weights are read."""
+    from hybrid_engine import report
+    from hybrid_engine.llm import LLM
+
+    found = LLM.plan(
+        _resolve(model),
+        dtype=dtype,
+        max_model_len=max_model_len,
+        cache_memory_bytes=memory,
+        block_size=block_size,
+    )
+    console = Console()
+    console.print(report.summary(found), highlight=False)
+    console.print(report.layer_table(found.info))
+    console.print(report.group_table(found))
+    console.print(report.capacity_line(found), highlight=False)
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"hybrid-engine {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Inference for models that mix full attention, sliding windows and recurrent state."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line. Exits with 2 for the caller's mistakes and 1 for ours, with one line on stderr."""
+    try:
+        app(arguments)
+    except HybridEngineError as error:
+        text = " ".join(str(error).split())
+        Console(stderr=True).print(f"[red]error: {escape(text)}[/red]", soft_wrap=True, highlight=False)
+        sys.exit(2 if isinstance(error, CALLERS_MISTAKES) else 1)
+    sys.exit(0)
+
+
+def _resolve(model: str) -> str | Path:
+    if model != DEMO:
+        return model
+    from hybrid_engine.demo import TERMS, demo_checkpoint
+
+    print(TERMS, file=sys.stderr)
+    return demo_checkpoint()
+
+
+def _load(model: str, **settings: Any) -> LLM:
+    from hybrid_engine.llm import LLM
+
+    return LLM(_resolve(model), **settings)
+
+
+def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
+    texts = list(prompts or [])
+    if file is not None:
+        try:
+            texts += [line for line in file.read_text().splitlines() if line]
+        except OSError as error:
+            raise RequestError(f"the prompts can't be read: {error}") from error
+    if not texts and file is None and not sys.stdin.isatty():
+        texts = [sys.stdin.read()]
+    if not texts:
+        raise RequestError("there is no prompt: give some as arguments, in a --file, or one on stdin")
+    return texts
+
+
+def _stream_answer(llm: LLM, prompt: str, sampling: SamplingParams) -> None:
+    delta: RequestOutput | None = None
+    num_tokens = 0
+    for delta in llm.stream(prompt, sampling):
+        num_tokens += len(delta.outputs[0].token_ids)
+        print(delta.outputs[0].text, end="", flush=True)
+    print()
+    if delta is not None:
+        _print_facts(delta, num_tokens)
+
+
+def _print_output(output: RequestOutput) -> None:
+    Console().rule(escape(repr(output.prompt)[1:-1][-60:]), align="left")
+    for completion in output.outputs:
+        print(completion.text)
+    _print_facts(output, sum(len(completion.token_ids) for completion in output.outputs))
+
+
+def _print_facts(output: RequestOutput, num_tokens: int) -> None:
+    seconds = output.metrics.total_seconds or 0.0
+    Console(stderr=True).print(
+        f"{num_tokens} tokens in {seconds:.1f} s; prompt: {output.cache} tokens", style="dim", highlight=False
+    )
+
+
+if __name__ == "__main__":
+    main()

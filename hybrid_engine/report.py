@@ -1,0 +1,102 @@
+"""Tables for people: what a model is made of, and where its cache memory goes."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from hybrid_engine.groups.spec import AttentionSpec
+from hybrid_engine.models.base import LayerInfo, ModelInfo
+from hybrid_engine.startup import EnginePlan
+
+
+def format_bytes(num_bytes: int) -> str:
+    """Write a size with the largest binary unit that leaves at least one whole: '512 B', '1.5 MiB'."""
+    size, units = float(num_bytes), iter(["B", "KiB", "MiB", "GiB", "TiB"])
+    unit = next(units)
+    while size >= 1024 and unit != "TiB":
+        size, unit = size / 1024, next(units)
+    return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+
+
+def summary(plan: EnginePlan) -> str:
+    """Say in one line what the model is."""
+    info = plan.info
+    return (
+        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {len(info.layers)} layers, "
+        f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
+        f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
+    )
+
+
+def layer_table(info: ModelInfo) -> Table:
+    """Show what each layer is."""
+    table = Table(title="Layers", title_justify="left")
+    for column in ("layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"):
+        table.add_column(column, justify="left" if column in ("kind", "sees", "rope scaling") else "right")
+    for layer in info.layers:
+        table.add_row(
+            str(layer.index),
+            layer.kind.replace("_", " "),
+            _layer_reach(layer),
+            str(layer.num_heads),
+            str(layer.num_kv_heads),
+            str(layer.head_size),
+            f"{layer.rope_theta:,.0f}",
+            layer.rope_scaling,
+        )
+    return table
+
+
+def group_table(plan: EnginePlan) -> Table:
+    """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
+    memory = plan.memory
+    table = Table(title=f"Cache memory: {format_bytes(memory.memory_bytes)}", title_justify="left")
+    for column in ("group", "keeps", "layers", "block", "bytes a block", "blocks", "tokens", "bytes"):
+        table.add_column(column, justify="left" if column in ("keeps", "layers") else "right")
+    for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+        table.add_row(
+            str(group.group_id),
+            _spec_reach(group.spec),
+            f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
+            f"{group.block_size} tokens",
+            f"{group.block_bytes:,}",
+            f"{num_blocks:,}",
+            f"{num_blocks * group.block_size:,}",
+            format_bytes(num_blocks * group.block_bytes),
+        )
+    return table
+
+
+def capacity_line(plan: EnginePlan) -> str:
+    """Say in one line what fits."""
+    token_bytes = sum(group.block_bytes // group.block_size for group in plan.memory.groups)
+    one = min(plan.capacity_tokens, plan.max_model_len)
+    return (
+        f"One request can be {one:,} tokens long (the model reaches {plan.info.max_position_embeddings:,}); "
+        f"a token that all layers keep takes {token_bytes:,} bytes; "
+        f"{format_bytes(plan.memory.used_bytes)} are used."
+    )
+
+
+def _layer_reach(layer: LayerInfo) -> str:
+    if layer.window is not None:
+        return f"last {layer.window:,}"
+    return "all" if layer.chunk is None else f"its chunk of {layer.chunk:,}"
+
+
+def _spec_reach(spec: AttentionSpec) -> str:
+    window, chunk = getattr(spec, "window", None), getattr(spec, "chunk", None)
+    if window is not None:
+        return f"last {window:,} tokens"
+    return "all tokens" if chunk is None else f"chunk of {chunk:,} tokens"
+
+
+def _ranges(indices: tuple[int, ...]) -> str:
+    """Write sorted indices with runs shortened: '0-4, 6-10, 12'."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][-1] == index - 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

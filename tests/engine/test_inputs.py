@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from hybrid_engine.errors import RequestError
+from hybrid_engine.inputs import PromptInput, as_conversations, as_prompts, as_sampling
+from hybrid_engine.sampling_params import SamplingParams
+
+TEXT, IDS = PromptInput("hi", "hi"), PromptInput([1, 2], None)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("hi", [TEXT]),
+        (["hi", "hi"], [TEXT, TEXT]),
+        ([1, 2], [IDS]),
+        ([[1, 2], "hi"], [IDS, TEXT]),
+        ({"prompt": "hi"}, [TEXT]),
+        ([{"prompt_token_ids": [1, 2], "prompt": "hi"}], [PromptInput([1, 2], "hi")]),
+        ({"prompt": "hi", "cache_salt": "s"}, [PromptInput("hi", "hi", "s")]),
+        ([], []),
+    ],
+    ids=["text", "texts", "ids", "mixed", "dict", "ids and their text", "salt", "none"],
+)
+def test_each_form_of_prompt_is_read(given, expected):
+    assert as_prompts(given) == expected
+
+
+def test_token_ids_may_be_an_array():
+    (prompt,) = as_prompts(np.array([1, 2]))
+    assert list(prompt.content) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (5, "got 5"),
+        (["hi", 5], "prompt 1: it is 5"),
+        ([{}], "prompt 0: the dict has neither"),
+        ([{"promt": "hi"}], "prompt 0: unknown key 'promt'"),
+        ([["hi"]], "prompt 0: it is"),
+    ],
+    ids=["number", "number among texts", "empty dict", "misspelt key", "text in a list too deep"],
+)
+def test_what_is_no_prompt_is_refused_and_named(given, message):
+    with pytest.raises(RequestError, match=message):
+        as_prompts(given)
+
+
+def test_one_sampling_parameter_serves_all_prompts():
+    assert as_sampling(None, 2) == [SamplingParams()] * 2
+
+
+def test_as_many_sampling_parameters_as_prompts_are_wanted():
+    with pytest.raises(RequestError, match="1 sampling parameters for 2 prompts"):
+        as_sampling([SamplingParams()], 2)
+
+
+def test_one_conversation_and_several_are_told_apart():
+    one = [{"role": "user", "content": "hi"}]
+    assert as_conversations(one) == [one]
+    assert as_conversations([one, one]) == [one, one]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [(["hi"], "conversation 0 is 'hi'"), ([[]], "no messages"), (3, "got 3")],
+    ids=["text", "empty", "number"],
+)
+def test_what_is_no_conversation_is_refused(given, message):
+    with pytest.raises(RequestError, match=message):
+        as_conversations(given)
