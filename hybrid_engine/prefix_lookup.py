@@ -121,7 +121,7 @@ class PrefixLookup:
             for manager in self._managers:
                 table = manager.collect(request.block_hashes, hit.num_computed_tokens)
                 if isinstance(table, int):
-                    max_tokens = table * manager.block_size
+                    max_tokens = (table + 1) * manager.block_size - 1
                     break
                 tables.append(table)
             else:

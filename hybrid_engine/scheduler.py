@@ -142,7 +142,8 @@ class Scheduler:
 
     def _end(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
         self.coordinator.free(request)
-        self._ended_ids.append(request.request_id)
+        if request.status is RequestStatus.RUNNING:
+            self._ended_ids.append(request.request_id)
         del self.requests[request.request_id]
         request.finish(reason, stop_reason)
 

@@ -32,8 +32,9 @@ class BlockPool:
         self.blocks = [Block(BlockId(i)) for i in range(1, num_blocks + 1)]
         self.free = FreeQueue(self.blocks)
         self.cached: dict[BlockHash, Block] = {}
-        # The same content computed by several requests at once: all but the one in `cached`.
-        self.duplicates: dict[BlockHash, list[Block]] = {}
+        # The same content computed by several requests at once: all but the one in `cached`. A free block has none:
+        # what is held is released later, and so keeps the rule that a parent stands behind its children in the queue.
+        self.duplicates: dict[BlockHash | None, list[Block]] = {}
         self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._max_evicted_keys = max_evicted_keys
         self.on_checkpoint_lost: Callable[[Checkpoint], None] = _no_checkpoints
@@ -79,17 +80,21 @@ class BlockPool:
             assert block.ref_count > 0, f"{block} is released but nobody holds it"
             block.ref_count -= 1
             if block.ref_count == 0:
-                if block.block_hash is not None and block.block_hash in self.duplicates:
-                    self._merge_duplicate(block, block.block_hash)
-                else:
-                    self.free.put(block, evict_first=evict_first)
+                if block.block_hash in self.duplicates:
+                    # Somebody holds another copy of the same content: one is enough.
+                    self._unregister(block)
+                self.free.put(block, evict_first=evict_first)
 
     def register(self, block: Block, block_hash: BlockHash) -> None:
-        """Make a full block findable; its bytes must be written."""
+        """Make a full block, which somebody holds, findable; its bytes must be written."""
         assert block.block_hash is None, f"{block} has a key already"
         block.block_hash = block_hash
-        if self.cached.setdefault(block_hash, block) is not block:
+        other = self.cached.setdefault(block_hash, block)
+        if other is not block:
             self.duplicates.setdefault(block_hash, []).append(block)
+            if other.ref_count == 0:
+                self._unregister(other)
+                self.settle(other)
         self.evicted.pop(block_hash, None)
 
     def settle(self, block: Block) -> None:
@@ -121,20 +126,6 @@ class BlockPool:
         if not duplicates:
             del self.duplicates[block_hash]
         return block_hash
-
-    def _merge_duplicate(self, block: Block, block_hash: BlockHash) -> None:
-        # One copy is enough. While somebody holds another, this one goes. Else this one stays, being the more
-        # recently used: a parent must not stand before its children in the queue.
-        for other in (self.cached[block_hash], *self.duplicates[block_hash]):
-            if other is block:
-                continue
-            if other.ref_count > 0:
-                self._unregister(block)
-                break
-            self.free.remove(other)
-            self._unregister(other)
-            self.free.put(other)
-        self.free.put(block)
 
     def _remember_evicted(self, block_hash: BlockHash) -> None:
         if self._max_evicted_keys == 0:

@@ -1,0 +1,72 @@
+"""What must hold in the bookkeeping between any two calls; tests ask after every step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.base import GroupManager
+from hybrid_engine.request import Request
+
+
+def check_invariants(coordinator: Coordinator, running: Iterable[Request]) -> None:
+    """Raise AssertionError, with the facts, when the pools don't agree with what the running requests hold."""
+    requests = list(running)
+    for i, manager in enumerate(coordinator.managers):
+        held: Counter[int] = Counter()
+        for request in requests:
+            assert request.held is not None, f"{request} runs without blocks"
+            table = request.held.tables[i]
+            held.update(block.block_id for block in table if block is not manager.pool.null_block)
+            _check_table(manager, request, i)
+        _check_pool(manager, held)
+    for checkpoint in coordinator.checkpoints:
+        for block in checkpoint.blocks:
+            assert block is None or checkpoint in block.checkpoints, f"{block} doesn't know its checkpoint"
+
+
+def _check_table(manager: GroupManager, request: Request, group_index: int) -> None:
+    held = request.held
+    assert held is not None
+    table = held.tables[group_index]
+    num_blocks = -(-request.num_computed_tokens // manager.block_size)
+    assert len(table) >= num_blocks, f"{request}: {len(table)} blocks for {num_blocks} in group {group_index}"
+    needed = table[manager.first_needed_block(request.num_computed_tokens) :]
+    assert manager.pool.null_block not in needed, f"{request}: a needed block of group {group_index} is null"
+    for block_index, block in enumerate(table):
+        if block.block_hash is not None:
+            key = manager.key(request.block_hashes, block_index)
+            assert block.block_hash == key, f"{request}: {block} at {block_index} has another prefix's key"
+            is_full = (block_index + 1) * manager.block_size <= request.num_computed_tokens
+            assert is_full, f"{request}: {block} at {block_index} can be found before it is written"
+
+
+def _check_pool(manager: GroupManager, held: Counter[int]) -> None:
+    pool = manager.pool
+    empty = pool.free.empty_blocks()
+    cached = list(pool.free.cached_blocks())
+    free_ids = [block.block_id for block in (*empty, *cached)]
+    assert len(free_ids) == len(set(free_ids)), "a block is free twice"
+    assert pool.null_block.block_id not in free_ids, "the null block can be given out"
+    assert pool.num_free + len(held) == pool.num_blocks, f"{pool.num_free} free + {len(held)} held != all"
+    for block in pool.blocks:
+        assert block.ref_count == held[block.block_id], f"{block} is held {held[block.block_id]} times"
+    for block in empty:
+        assert not block.is_known, f"{block} is empty but can be found"
+        assert block.queue is None, f"{block} is empty but queued"
+    for block in cached:
+        assert block.is_known, f"{block} is cached but can't be found"
+        assert block.queue is not None, f"{block} is cached but not queued"
+    _check_keys(manager)
+
+
+def _check_keys(manager: GroupManager) -> None:
+    pool = manager.pool
+    keyed = Counter(block.block_hash for block in pool.blocks if block.block_hash is not None)
+    for block_hash, count in keyed.items():
+        copies = [pool.cached[block_hash], *pool.duplicates.get(block_hash, ())]
+        assert len(copies) == count, f"{count} blocks have key {block_hash.hex()}, {len(copies)} are found"
+        free_copies = [block for block in copies if block.ref_count == 0]
+        assert count == 1 or not free_copies, f"{free_copies} are kept beside copies of the same content"
+    assert keyed.keys() == pool.cached.keys(), "a key is found that no block has"

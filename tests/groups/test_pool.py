@@ -1,0 +1,124 @@
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hybrid_engine.groups.pool import BlockPool
+
+
+def cached_block(pool: BlockPool, name: bytes):
+    (block,) = pool.take(1)
+    pool.register(block, name)
+    return block
+
+
+def test_empty_blocks_leave_first_then_those_marked_then_the_least_recently_used():
+    pool = BlockPool(4)
+    old, marked, recent = (cached_block(pool, name) for name in (b"old", b"marked", b"recent"))
+    pool.release([old])
+    pool.release([marked], evict_first=True)
+    pool.release([recent])
+    taken = pool.take(4)
+    assert taken[1:] == [marked, old, recent]
+
+
+def test_a_block_that_is_used_again_leaves_the_middle_of_the_queue():
+    pool = BlockPool(3)
+    blocks = [cached_block(pool, bytes([i])) for i in range(3)]
+    pool.release(blocks)
+    pool.pin([blocks[1]])
+    assert pool.take(2) == [blocks[0], blocks[2]]
+    assert pool.cached == {b"\x01": blocks[1]}
+
+
+def test_a_block_stays_while_a_second_request_reads_it():
+    pool = BlockPool(1)
+    block = cached_block(pool, b"a")
+    pool.pin([block])
+    pool.release([block])
+    assert pool.num_free == 0
+    pool.release([block])
+    assert pool.num_free == 1
+
+
+def test_one_copy_of_the_same_content_is_kept():
+    pool = BlockPool(3)
+    first, second = cached_block(pool, b"a"), cached_block(pool, b"a")
+    pool.release([first])
+    assert (pool.cached[b"a"], pool.free.num_cached) == (second, 0)
+    pool.release([second])
+    assert (pool.cached[b"a"], pool.free.num_cached) == (second, 1)
+
+
+def test_content_computed_again_replaces_the_older_free_copy():
+    pool = BlockPool(3)
+    first = cached_block(pool, b"a")
+    pool.release([first])
+    (second,) = pool.take(1)
+    pool.register(second, b"a")
+    assert (pool.cached[b"a"], pool.free.num_cached, first.block_hash) == (second, 0, None)
+
+
+def test_evicted_keys_are_remembered_up_to_a_bound_and_until_they_return():
+    pool = BlockPool(1, max_evicted_keys=2)
+    for name in (b"a", b"b", b"c", b"d"):
+        pool.release([cached_block(pool, name)])
+    assert list(pool.evicted) == [b"b", b"c"]
+    pool.release([cached_block(pool, b"b")])
+    assert list(pool.evicted) == [b"c", b"d"]
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Random operations against a model: a map of what each held block holds, and of what must be found."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(6, max_evicted_keys=4)
+        self.held = []
+
+    @precondition(lambda self: self.pool.num_free)
+    @rule(name=st.sampled_from([b"a", b"b", b"c", None]))
+    def take(self, name):
+        (block,) = self.pool.take(1)
+        assert not block.is_known
+        self.held.append(block)
+        if name:
+            self.pool.register(block, name)
+
+    @precondition(lambda self: self.pool.cached)
+    @rule(data=st.data())
+    def hit(self, data):
+        block = self.pool.cached[data.draw(st.sampled_from(sorted(self.pool.cached)))]
+        self.pool.pin([block])
+        self.held.append(block)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), evict_first=st.booleans())
+    def release(self, data, evict_first):
+        block = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        name, others = block.block_hash, [other for other in self.held if other.block_hash == block.block_hash]
+        self.pool.release([block], evict_first=evict_first)
+        if name:
+            assert self.pool.cached[name] in (block, *others)
+
+    @rule()
+    def forget_all(self):
+        self.pool.forget_all()
+        assert self.pool.free.num_cached == 0
+
+    @invariant()
+    def every_block_is_held_or_free_once(self):
+        held_ids = {block.block_id for block in self.held}
+        free = [*self.pool.free.empty_blocks(), *self.pool.free.cached_blocks()]
+        assert sorted(held_ids | {block.block_id for block in free}) == [1, 2, 3, 4, 5, 6]
+        assert len(free) + len(held_ids) == 6
+        assert all(self.held.count(block) == block.ref_count for block in self.pool.blocks)
+
+    @invariant()
+    def every_key_leads_to_a_block_that_has_it(self):
+        for name, block in self.pool.cached.items():
+            assert block.block_hash == name
+        assert not self.pool.evicted.keys() & self.pool.cached.keys()
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,212 @@
+"""What tests of the bookkeeping share: specs, requests, and a device that remembers which token's entry lies where."""
+
+import hashlib
+from collections.abc import Sequence
+
+from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.base import GroupManager
+from hybrid_engine.groups.spec import (
+    AttentionSpec,
+    ChunkedLocalSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+    group_layers,
+)
+from hybrid_engine.invariants import check_invariants
+from hybrid_engine.request import Request
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.scheduler import RequestUpdate, Scheduler
+from hybrid_engine.step_plan import NULL_BLOCK_ID, StepPlan, StepResult
+
+
+def full(block_size: int = 16) -> FullAttentionSpec:
+    return FullAttentionSpec(1, 8, 2, block_size)
+
+
+def sliding(window: int, block_size: int = 16) -> SlidingWindowSpec:
+    return SlidingWindowSpec(1, 8, 2, block_size, window=window)
+
+
+def chunked(chunk: int, block_size: int = 16) -> ChunkedLocalSpec:
+    return ChunkedLocalSpec(1, 8, 2, block_size, chunk=chunk)
+
+
+def make_coordinator(specs: Sequence[AttentionSpec], num_blocks: int | Sequence[int], **config) -> Coordinator:
+    groups = group_layers(dict(enumerate(specs)))
+    counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
+    return Coordinator(groups, counts, config=CacheConfig(**config))
+
+
+def make_request(
+    coordinator: Coordinator, token_ids: Sequence[int], request_id: str = "r", *, max_tokens: int = 1, **kwargs
+) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens, **kwargs)
+    return Request(request_id, list(token_ids), sampling, hasher=coordinator.hasher, max_model_len=1 << 20)
+
+
+def compute(coordinator: Coordinator, request: Request, num_tokens: int | None = None) -> Request:
+    """Allocate and compute tokens of a request (all known ones by default) as a step without a scheduler would."""
+    num_new = (num_tokens or request.num_tokens) - request.num_computed_tokens
+    assert coordinator.allocate_slots(request, num_new)
+    request.num_computed_tokens += num_new
+    coordinator.cache_blocks(request, request.num_computed_tokens)
+    return request
+
+
+def cache_prompt(coordinator: Coordinator, token_ids: Sequence[int], request_id: str = "cached") -> Request:
+    """Compute a prompt and free it: all that its groups keep can be found afterwards."""
+    request = compute(coordinator, make_request(coordinator, token_ids, request_id))
+    coordinator.record_checkpoint(request)
+    coordinator.free(request)
+    return request
+
+
+def lose(coordinator: Coordinator, group_id: int, request: Request, block_index: int) -> None:
+    """Make one block of a cached prompt unfindable, as no eviction of ours would."""
+    manager: GroupManager = coordinator.managers[group_id]
+    pool = manager.pool
+    block = pool.cached[manager.key(request.block_hashes, block_index)]
+    del pool.cached[block.block_hash]
+    block.block_hash = None
+    pool.settle(block)
+
+
+def hit_tokens(coordinator: Coordinator, token_ids: Sequence[int]) -> int:
+    hit, _ = coordinator.look_up(make_request(coordinator, token_ids))
+    return hit.num_computed_tokens
+
+
+class FakeDevice:
+    """Executes plans on a cache whose entries name the prefix they were computed from.
+
+    Each step checks that every entry a request may read is the one of its own prefix, and answers with a token that
+    depends on the whole prefix: a wrong hit is an assertion error or a different stream.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, vocab_size: int = 50) -> None:
+        self.managers = coordinator.managers
+        self.vocab_size = vocab_size
+        self.slots = [
+            [[None] * manager.block_size for _ in range(manager.pool.num_blocks + 1)] for manager in self.managers
+        ]
+        self.tokens: dict[str, NamedPrefixes] = {}
+        self.tables: dict[str, list[list[int]]] = {}
+        self.num_computed_tokens = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for request_id in plan.ended_ids:
+            del self.tokens[request_id], self.tables[request_id]
+        for copy in plan.block_copies:
+            source = self.slots[copy.group_id][copy.source_id]
+            target = self.slots[copy.group_id][copy.target_id]
+            target[:] = source[: copy.num_slots] + [None] * (len(target) - copy.num_slots)
+        for started in plan.started:
+            assert started.request_id not in self.tokens, f"{started.request_id} was started twice"
+            self.tokens[started.request_id] = NamedPrefixes(started.token_ids)
+            self.tables[started.request_id] = [list(ids) for ids in started.block_ids]
+        for new in plan.new_blocks:
+            for table, ids in zip(self.tables[new.request_id], new.block_ids, strict=True):
+                table.extend(ids)
+        return StepResult(plan.step_id, self._run(plan))
+
+    def _run(self, plan: StepPlan) -> dict[str, int]:
+        sizes = zip(plan.request_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
+        chunks = [(request_id, start, start + count) for request_id, start, count in sizes]
+        for request_id, start, end in chunks:
+            self._write(request_id, start, end)
+        for request_id, start, end in chunks:
+            self._check_reads(request_id, start, end)
+        self.num_computed_tokens += plan.num_tokens
+        sampled = {}
+        for (request_id, _, end), is_sampled in zip(chunks, plan.is_sampled, strict=True):
+            tokens = self.tokens[request_id]
+            assert is_sampled == (end == len(tokens.prefixes))
+            if is_sampled:
+                sampled[request_id] = tokens.next_token(self.vocab_size)
+                tokens.append(sampled[request_id])
+        return sampled
+
+    def _write(self, request_id: str, start: int, end: int) -> None:
+        prefixes = self.tokens[request_id].prefixes
+        for manager, slots, table in zip(self.managers, self.slots, self.tables[request_id], strict=True):
+            for position in range(start, end):
+                block_id = table[position // manager.block_size]
+                assert block_id != NULL_BLOCK_ID, f"{request_id} writes position {position} to the null block"
+                slots[block_id][position % manager.block_size] = prefixes[position]
+
+    def _check_reads(self, request_id: str, start: int, end: int) -> None:
+        prefixes = self.tokens[request_id].prefixes
+        for manager, slots, table in zip(self.managers, self.slots, self.tables[request_id], strict=True):
+            for position in range(manager.num_skipped_tokens(start), end):
+                found = slots[table[position // manager.block_size]][position % manager.block_size]
+                assert found == prefixes[position], f"{request_id} reads another prefix's entry at {position}"
+
+
+class NamedPrefixes:
+    """Tokens of a request and a name for each prefix of them, by the position of its last token."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.prefixes: list[bytes] = []
+        self._digest = hashlib.blake2b(digest_size=8)
+        for token_id in token_ids:
+            self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        self._digest.update(token_id.to_bytes(8, "little"))
+        self.prefixes.append(self._digest.digest())
+
+    def next_token(self, vocab_size: int) -> int:
+        """Return a token that depends on the whole prefix."""
+        return int.from_bytes(self.prefixes[-1], "little") % vocab_size
+
+
+class Bench:
+    """A scheduler with a fake device; every step checks the invariants."""
+
+    def __init__(self, specs: Sequence[AttentionSpec], num_blocks: int | Sequence[int], **config) -> None:
+        cache_keys = ("enable_prefix_caching", "max_evicted_keys")
+        cache = {key: config.pop(key) for key in cache_keys if key in config}
+        self.coordinator = make_coordinator(specs, num_blocks, **cache)
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator)
+        self.device = FakeDevice(self.coordinator)
+        self.plans: list[StepPlan] = []
+
+    def add(self, token_ids: Sequence[int], request_id: str = "r", *, max_tokens: int = 1, **sampling) -> Request:
+        request = make_request(self.coordinator, token_ids, request_id, max_tokens=max_tokens, **sampling)
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> list[RequestUpdate]:
+        plan = self.scheduler.schedule()
+        self.plans.append(plan)
+        check_invariants(self.coordinator, self.scheduler.running)
+        updates = self.scheduler.update(plan, self.device.execute(plan))
+        check_invariants(self.coordinator, self.scheduler.running)
+        return updates
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Step until nothing is left; fails when that takes more than max_steps."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished_requests():
+                return
+            self.step()
+        raise AssertionError(f"{self.scheduler.requests} did not finish in {max_steps} steps")
+
+    def run_one(self, token_ids: Sequence[int], request_id: str = "r", **sampling) -> Request:
+        request = self.add(token_ids, request_id, **sampling)
+        self.run()
+        return request
+
+    def scheduled(self) -> list[list[int]]:
+        """Tokens of each request in each step so far."""
+        return [list(plan.num_scheduled_tokens) for plan in self.plans]
+
+
+def expected_stream(token_ids: Sequence[int], num_tokens: int, vocab_size: int = 50) -> list[int]:
+    """The answer that FakeDevice gives to a prompt, computed without any cache."""
+    tokens, answer = NamedPrefixes(token_ids), []
+    for _ in range(num_tokens):
+        answer.append(tokens.next_token(vocab_size))
+        tokens.append(answer[-1])
+    return answer
