@@ -1,0 +1,225 @@
+"""From config.json, in the old and the new way of writing it, to what the layers are built from.
+
+transformers 5 writes `layer_types` and `rope_parameters` (flat or by kind of layer); checkpoints on disk mostly
+carry `sliding_window_pattern`, `rope_theta`, `rope_local_base_freq` and `rope_scaling`. Values that a config leaves
+out are those of transformers' config classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hybrid_engine.errors import ConfigError
+from hybrid_engine.models.base import FULL, SLIDING, LayerInfo
+from hybrid_engine.models.layers.rope import SCALINGS, Rope, yarn_magnitude
+
+ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+"""config.json's names -> the kernels'."""
+
+LEGACY_KINDS = {"attention": FULL}
+"""Names that older configs use in layer_types."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder of attention layers and gated MLPs, every choice made."""
+
+    architecture: str
+    """The config's model_type."""
+    layers: tuple[LayerInfo, ...]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    max_position_embeddings: int
+    norm_eps: float
+    activation: str
+    """"gelu_tanh" or "silu"."""
+    attention_scale: float
+    is_tied: bool
+    """Whether the head is the embedding table."""
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+    embedding_scale: float | None = None
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_mlp_bias: bool = False
+    has_qk_norm: bool = False
+    has_zero_centered_norms: bool = False
+    """Whether norms multiply by 1 + weight."""
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The language model's part of a config; a multimodal one nests it and keeps some ids outside."""
+    if "text_config" not in config:
+        return dict(config)
+    shared = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
+    return {**config["text_config"], **{key: config[key] for key in shared if key in config}}
+
+
+def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """A config in which absent keys have the value of the architecture's config class; null stays null."""
+    return {**defaults, **config}
+
+
+def resolve(values: Mapping[str, Any], kinds: tuple[str, ...]) -> DecoderConfig:
+    """What every decoder has; architectures replace the fields in which they differ.
+
+    values: a text config with its defaults filled in. kinds: each layer's kind.
+    Raises ConfigError for a value that can't be or isn't supported.
+    """
+    layers = layer_table(values, kinds)
+    return DecoderConfig(
+        architecture=values["model_type"],
+        layers=layers,
+        vocab_size=positive(values, "vocab_size"),
+        hidden_size=positive(values, "hidden_size"),
+        intermediate_size=positive(values, "intermediate_size"),
+        max_position_embeddings=positive(values, "max_position_embeddings"),
+        norm_eps=values["rms_norm_eps"],
+        activation=activation_of(values),
+        attention_scale=layers[0].head_size ** -0.5,
+        is_tied=bool(values["tie_word_embeddings"]),
+        eos_token_ids=token_ids(values.get("eos_token_id")),
+        bos_token_id=values.get("bos_token_id"),
+    )
+
+
+def layer_table(values: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[LayerInfo, ...]:
+    """One row a layer."""
+    num_heads = positive(values, "num_attention_heads")
+    num_kv_heads = values.get("num_key_value_heads") or num_heads
+    if num_heads % num_kv_heads:
+        raise ConfigError(
+            f"num_attention_heads is {num_heads}, must be a multiple of num_key_value_heads ({num_kv_heads})"
+        )
+    head_size = values.get("head_dim") or positive(values, "hidden_size") // num_heads
+    ropes = {kind: rope_of(values, kind, head_size=head_size) for kind in set(kinds)}
+    return tuple(
+        LayerInfo(
+            index=index,
+            kind=kind,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            rope=ropes[kind],
+            window=positive(values, "sliding_window") if kind == SLIDING else None,
+        )
+        for index, kind in enumerate(kinds)
+    )
+
+
+def kinds_of(values: Mapping[str, Any], *, default_pattern: int) -> tuple[str, ...]:
+    """Each layer's kind: `layer_types`, or every pattern-th layer full and the others sliding.
+
+    The pattern may be a list, as newer GGUF files have it: true for a sliding layer, repeated over the layers.
+    """
+    num_layers = positive(values, "num_hidden_layers")
+    if values.get("layer_types") is not None:
+        return listed_kinds(values["layer_types"], num_layers)
+    pattern = values.get("sliding_window_pattern") or values.get("_sliding_window_pattern") or default_pattern
+    if not isinstance(pattern, int):
+        return tuple(SLIDING if pattern[index % len(pattern)] else FULL for index in range(num_layers))
+    return tuple(SLIDING if (index + 1) % pattern else FULL for index in range(num_layers))
+
+
+def listed_kinds(layer_types: list[str], num_layers: int) -> tuple[str, ...]:
+    """`layer_types`, checked."""
+    kinds = tuple(LEGACY_KINDS.get(kind, kind) for kind in layer_types)
+    if len(kinds) != num_layers:
+        raise ConfigError(f"layer_types has {len(kinds)} entries, must have one for each of the {num_layers} layers")
+    if foreign := sorted(set(kinds) - {FULL, SLIDING}):
+        raise ConfigError(f"layer_types holds {', '.join(foreign)}; known here: {FULL}, {SLIDING}")
+    return kinds
+
+
+def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
+    """How the layers of a kind turn their queries and keys.
+
+    Raises ConfigError for a scaling that isn't known here.
+    """
+    fields = rope_fields(values, kind)
+    scaling = fields.get("rope_type") or fields.get("type") or "default"
+    if scaling not in SCALINGS:
+        raise ConfigError(f"rope scaling is {scaling!r}, must be one of {', '.join(SCALINGS)}")
+    share = fields.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
+    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=int(head_size * share), scaling=scaling)
+    return with_scaling(rope, fields, values) if scaling != "default" else rope
+
+
+def rope_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The rope fields that hold for a kind of layer, from either schema, with a rope_theta."""
+    new = values.get("rope_parameters")
+    if new and kind in new:  # keyed by kind; null there leaves the defaults
+        fields = dict(new[kind] or {})
+    elif new and SLIDING not in new and FULL not in new:
+        fields = dict(new)
+    else:
+        fields = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {})
+    theta_key = "rope_local_base_freq" if is_local(values, kind) else "rope_theta"
+    if fields.get("rope_theta") is None:
+        fields["rope_theta"] = values[theta_key]
+    return fields
+
+
+def is_local(values: Mapping[str, Any], kind: str) -> bool:
+    """Whether the layers of this kind have a base of their own (Gemma 3) and no scaling."""
+    return kind == SLIDING and "rope_local_base_freq" in values
+
+
+def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any]) -> Rope:
+    """A rope with the fields of its scaling."""
+    original = (
+        values.get("original_max_position_embeddings")
+        or fields.get("original_max_position_embeddings")
+        or values["max_position_embeddings"]
+    )
+    factor = fields.get("factor") or values["max_position_embeddings"] / original
+    names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
+    given = {name: float(fields[name]) for name in names if fields.get(name) is not None}
+    return Rope(
+        theta=rope.theta,
+        rotary_size=rope.rotary_size,
+        scaling=rope.scaling,
+        factor=float(factor),
+        original_max_position_embeddings=int(original),
+        is_truncated=fields.get("truncate", True),
+        magnitude=magnitude_of(fields, factor) if rope.scaling == "yarn" else 1.0,
+        divisors=tuple(fields.get("divisors", ())),
+        **given,
+    )
+
+
+def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
+    """What YaRN multiplies cosines and sines with."""
+    if fields.get("attention_factor") is not None:
+        return fields["attention_factor"]
+    if fields.get("mscale") and fields.get("mscale_all_dim"):
+        return yarn_magnitude(factor, fields["mscale"]) / yarn_magnitude(factor, fields["mscale_all_dim"])
+    return yarn_magnitude(factor)
+
+
+def activation_of(values: Mapping[str, Any]) -> str:
+    """The kernels' name of the MLP's activation."""
+    name = values.get("hidden_activation") or values.get("hidden_act")
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"the activation is {name!r}, must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    """One id, several or none, as a tuple."""
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)
+
+
+def positive(values: Mapping[str, Any], key: str) -> int:
+    """A count from a config. Raises ConfigError when it is missing or not a whole number above 0."""
+    value = values.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"the model's config has {key} = {value!r}, must be a whole number above 0")
+    return value

@@ -1,0 +1,118 @@
+"""The skeleton of a decoder: embedding, layers, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from hybrid_engine.kernels.attention import AttentionMeta
+from hybrid_engine.kernels.norm import rms_norm
+from hybrid_engine.models.base import ForwardBatch, LayerCache, LayerInfo, Model, ModelInfo
+from hybrid_engine.models.config import DecoderConfig
+from hybrid_engine.models.layers.attention import Attention
+from hybrid_engine.models.layers.linear import Embedding
+from hybrid_engine.models.layers.mlp import GatedMlp
+from hybrid_engine.models.layers.norm import Norm
+from hybrid_engine.models.layers.rope import RopeTables
+
+
+class DecoderLayer(nn.Module):
+    """Attention and an MLP; subclasses place the norms.
+
+    A layer gets its input normed and returns what the next one gets: its sum with the residual stream is normed by
+    the next layer's weight in the same pass that closes this layer.
+    """
+
+    def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:
+        super().__init__()
+        name = f"model.layers.{info.index}"
+        self.eps = config.norm_eps
+        self.is_zero_centered = config.has_zero_centered_norms
+        self.input_norm = Norm(f"{name}.input_layernorm", config.hidden_size)
+        self.attention = Attention(f"{name}.self_attn", info, config)
+        self.mlp = GatedMlp(
+            f"{name}.mlp",
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            activation=config.activation,
+            has_bias=config.has_mlp_bias,
+        )
+
+    def forward(
+        self,
+        x_TE: Tensor,
+        residual_TE: Tensor,
+        *,
+        table: tuple[Tensor, Tensor],
+        meta: AttentionMeta,
+        cache: LayerCache,
+        next_norm_E: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """(input of the next layer, residual stream), both [T, E]. x_TE: the residual stream, normed."""
+        raise NotImplementedError
+
+
+class Decoder(Model):
+    """A causal language model of one kind of layer."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: Callable[[LayerInfo, DecoderConfig], DecoderLayer], *, dtype: torch.dtype
+    ) -> None:
+        """layer: the class of its layers. The weights are taken later, from a loader."""
+        super().__init__()
+        self.config = config
+        self.dtype = dtype
+        sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
+        self.embedding = Embedding("model.embed_tokens", scale=config.embedding_scale, **sizes)
+        self.layers = tuple(layer(info, config) for info in config.layers)
+        self.layer_modules = nn.ModuleList(self.layers)  # so that torch knows them
+        self.final_norm = Norm("model.norm", config.hidden_size)
+        self.head = self.embedding if config.is_tied else Embedding("lm_head", **sizes)
+        ropes = tuple(dict.fromkeys(info.rope for info in config.layers))
+        self.rope_tables = RopeTables(ropes)
+        self.table_indices = tuple(ropes.index(info.rope) for info in config.layers)
+        self.info = self._describe()
+
+    def _describe(self) -> ModelInfo:
+        config = self.config
+        return ModelInfo(
+            architecture=config.architecture,
+            layers=config.layers,
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            max_position_embeddings=config.max_position_embeddings,
+            eos_token_ids=config.eos_token_ids,
+            bos_token_id=config.bos_token_id,
+            num_parameters=sum(weight.num_elements for weight, _ in self.weights()),
+        )
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Run the batch, write its keys and values into the caches: hidden_TE after the final norm."""
+        tables = self.rope_tables(batch.positions_T)
+        residual_TE = self.embedding(batch.token_ids_T)
+        norms = [layer.input_norm.weight_E for layer in self.layers] + [self.final_norm.weight_E]
+        eps, is_zero_centered = self.config.norm_eps, self.config.has_zero_centered_norms
+        x_TE = rms_norm(residual_TE, norms[0], eps=eps, zero_centered=is_zero_centered)
+        for index, layer in enumerate(self.layers):
+            x_TE, residual_TE = layer(
+                x_TE,
+                residual_TE,
+                table=tables[self.table_indices[index]],
+                meta=batch.metas[index],
+                cache=batch.caches[index],
+                next_norm_E=norms[index + 1],
+            )
+        return x_TE
+
+    def logits(self, hidden_XE: Tensor) -> Tensor:
+        """Score the vocabulary for any rows of forward's result: float32 [X, V]."""
+        return self.head.scores(hidden_XE, softcap=self.config.logits_softcap)
+
+    def check_layers(self) -> None:
+        """Assert that every layer is what the layer table says."""
+        assert len(self.layers) == len(self.info.layers), (len(self.layers), self.info)
+        for layer, info, index in zip(self.layers, self.info.layers, self.table_indices, strict=True):
+            layer.attention.check(info)
+            assert self.rope_tables.ropes[index] == info.rope, (self.rope_tables.ropes[index], info)

@@ -1,0 +1,1 @@
+"""The parts that architectures are put together from."""

@@ -1,0 +1,68 @@
+"""Linear layers: several of a checkpoint's projections as one product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hybrid_engine.kernels.linear import PackedLinear, linear
+from hybrid_engine.models.layers.weight import WeightModule
+from hybrid_engine.weights.parts import Part, Weight
+
+
+class FusedLinear(WeightModule):
+    """Projections of the same input, computed in one product; one projection is a plain linear layer."""
+
+    packed: PackedLinear
+    bias_N: Tensor | None
+
+    def __init__(self, num_inputs: int, num_outputs: Mapping[str, int], *, has_bias: bool = False) -> None:
+        """num_outputs: columns of each projection by its name in the checkpoint, in the order of the output."""
+        super().__init__()
+        self.num_inputs = num_inputs
+        self.num_outputs = sum(num_outputs.values())
+        self.bias_N = None
+        weight = Weight("packed", tuple(Part(f"{name}.weight", (n, num_inputs)) for name, n in num_outputs.items()))
+        bias = Weight("bias_N", tuple(Part(f"{name}.bias", (n,)) for name, n in num_outputs.items()), is_float32=True)
+        self.weights = (weight, bias) if has_bias else (weight,)
+
+    def take_weight(self, weight: Weight, tensor: Tensor) -> None:
+        """Pack the weight, keep the bias."""
+        if weight.attribute == "packed":
+            self.packed = PackedLinear.pack(tensor)
+        else:
+            self.bias_N = tensor
+
+    def forward(self, x_TK: Tensor) -> Tensor:
+        """Project: [T, N]."""
+        return linear(x_TK, self.packed, self.bias_N)
+
+
+class Embedding(WeightModule):
+    """A table of vectors, one a token; it scores hidden states too where the head is tied."""
+
+    packed: PackedLinear
+
+    def __init__(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
+        """scale: what the looked-up vectors are multiplied with, rounded to their dtype before."""
+        super().__init__()
+        self.scale = scale
+        self.weights = (Weight("packed", (Part(f"{name}.weight", (vocab_size, hidden_size)),)),)
+
+    def take_weight(self, weight: Weight, tensor: Tensor) -> None:
+        """Pack the table."""
+        self.packed = PackedLinear.pack(tensor)
+        if self.scale is not None:  # Gemma was trained with the factor in its own dtype
+            self.scale = torch.tensor(self.scale).to(tensor.dtype).item()
+
+    def forward(self, token_ids_T: Tensor) -> Tensor:
+        """Look tokens up: [T, E]."""
+        rows_TE = self.packed.rows(token_ids_T)
+        return rows_TE if self.scale is None else rows_TE * self.scale
+
+    def scores(self, hidden_XE: Tensor, *, softcap: float | None = None) -> Tensor:
+        """Score the vocabulary: float32 [X, V], softcap * tanh(scores / softcap) where a softcap is given."""
+        scores_XV = linear(hidden_XE, self.packed, out_dtype=torch.float32)
+        return scores_XV if softcap is None else scores_XV.div_(softcap).tanh_().mul_(softcap)

@@ -1,0 +1,23 @@
+"""The gated MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from hybrid_engine.kernels.activation import act_mul
+from hybrid_engine.models.layers.linear import FusedLinear
+
+
+class GatedMlp(nn.Module):
+    """down(act(gate(x)) * up(x)), gate and up in one product."""
+
+    def __init__(self, name: str, *, hidden_size: int, intermediate_size: int, activation: str, has_bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        inner = {f"{name}.gate_proj": intermediate_size, f"{name}.up_proj": intermediate_size}
+        self.gate_up = FusedLinear(hidden_size, inner, has_bias=has_bias)
+        self.down = FusedLinear(intermediate_size, {f"{name}.down_proj": hidden_size}, has_bias=has_bias)
+
+    def forward(self, x_TE: Tensor) -> Tensor:
+        """[T, E]."""
+        return self.down(act_mul(self.gate_up(x_TE), kind=self.activation))

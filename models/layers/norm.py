@@ -1,0 +1,18 @@
+"""RMSNorm weights. The norms themselves are fused with what surrounds them and called where they stand."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hybrid_engine.models.layers.weight import WeightModule
+from hybrid_engine.weights.parts import Part, Weight
+
+
+class Norm(WeightModule):
+    """The weight of an RMSNorm, in float32."""
+
+    weight_E: Tensor
+
+    def __init__(self, name: str, size: int) -> None:
+        super().__init__()
+        self.weights = (Weight("weight_E", (Part(f"{name}.weight", (size,)),), is_float32=True),)

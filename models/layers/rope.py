@@ -1,0 +1,106 @@
+"""Rotary position embedding: frequencies with their scalings, and the tables of one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+SCALINGS = ("default", "linear", "llama3", "yarn", "divisors")
+"""Scalings known here. "divisors": one for each frequency, as a GGUF file gives Llama 3.1's."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How a layer turns its queries and keys."""
+
+    theta: float
+    """Base of the frequencies."""
+    rotary_size: int
+    """Elements of a head that turn; the others stay."""
+    scaling: str = "default"
+    """One of SCALINGS."""
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    """Context that the model was pretrained with (llama3, yarn)."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    is_truncated: bool = True
+    """yarn: whether the ramp begins and ends at whole dimensions."""
+    magnitude: float = 1.0
+    """yarn: what cosines and sines are multiplied with."""
+    divisors: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        if self.scaling in ("default", "divisors"):
+            return self.scaling
+        return f"{self.scaling} x{self.factor:g}"
+
+    def frequencies(self) -> Tensor:
+        """Radians a position: float32 [rotary_size / 2]."""
+        exponents = torch.arange(0, self.rotary_size, 2, dtype=torch.int64).float() / self.rotary_size
+        plain = 1.0 / self.theta**exponents
+        if self.scaling == "linear":
+            return plain / self.factor
+        if self.scaling == "llama3":
+            return self._llama3(plain)
+        if self.scaling == "yarn":
+            return self._yarn(plain)
+        return plain / torch.tensor(self.divisors) if self.scaling == "divisors" else plain
+
+    def _llama3(self, plain: Tensor) -> Tensor:
+        """Divide the long waves by the factor, keep the short ones, blend between (Llama 3.1)."""
+        turns = self.original_max_position_embeddings * plain / (2 * math.pi)
+        blend = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        blend = blend.clamp(0, 1)
+        return (1 - blend) * plain / self.factor + blend * plain
+
+    def _yarn(self, plain: Tensor) -> Tensor:
+        """Divide by the factor along a ramp over the dimensions (YaRN, https://arxiv.org/abs/2309.00071, 3.2)."""
+        low, high = self._turning_dim(self.beta_fast), self._turning_dim(self.beta_slow)
+        if self.is_truncated:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, self.rotary_size - 1)
+        ramp = (torch.arange(self.rotary_size // 2) - low) / (high - low or 0.001)
+        ramp = ramp.clamp(0, 1)
+        return plain / self.factor * ramp + plain * (1 - ramp)
+
+    def _turning_dim(self, turns: float) -> float:
+        """The dimension whose wave turns this often within the original context."""
+        wave = self.original_max_position_embeddings / (turns * 2 * math.pi)
+        return self.rotary_size * math.log(wave) / (2 * math.log(self.theta))
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """The factor that YaRN puts on cosines and sines."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+class RopeTables(nn.Module):
+    """Cosines and sines of a step's positions, once for each distinct rope of a model."""
+
+    def __init__(self, ropes: Sequence[Rope], *, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.ropes = tuple(ropes)
+        self.frequencies = tuple(rope.frequencies().to(device) for rope in ropes)
+
+    def forward(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+        """(cos_TD, sin_TD) in float32 for each rope, both halves filled."""
+        positions_T1 = positions_T.float()[:, None]
+        return tuple(
+            _table(positions_T1 * frequencies, rope.magnitude)
+            for rope, frequencies in zip(self.ropes, self.frequencies, strict=True)
+        )
+
+
+def _table(angles_TF: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
+    # F = D / 2: element i turns with element i + D / 2 by the same angle.
+    angles_TD = torch.cat([angles_TF, angles_TF], 1)
+    if magnitude == 1.0:
+        return angles_TD.cos(), angles_TD.sin()
+    return angles_TD.cos() * magnitude, angles_TD.sin() * magnitude

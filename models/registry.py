@@ -1,0 +1,70 @@
+"""Which architecture reads which checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_engine.errors import ConfigError, UnknownModelError
+from hybrid_engine.models import gemma, llama
+from hybrid_engine.models.base import Model, ModelInfo
+from hybrid_engine.models.config import DecoderConfig, text_config
+from hybrid_engine.weights.checkpoint import Checkpoint
+from hybrid_engine.weights.loader import load_weights
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""What models compute in."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How a config is read and a model built from it."""
+
+    resolve: Callable[[Mapping[str, Any]], DecoderConfig]
+    build: Callable[[DecoderConfig, torch.dtype], Model]
+
+
+ARCHITECTURES = {
+    "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
+    "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "llama": Architecture(llama.resolve_llama, llama.build),
+    "mistral": Architecture(llama.resolve_mistral, llama.build),
+    "qwen2": Architecture(llama.resolve_qwen2, llama.build),
+    "qwen3": Architecture(llama.resolve_qwen3, llama.build),
+}
+"""By the model_type of the config or, in a multimodal one, of its text_config."""
+
+
+def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+    """A model without weights, from a config.json's content.
+
+    Raises UnknownModelError when no architecture of ours reads it, ConfigError when a value is out of range.
+    """
+    if dtype not in DTYPES:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ConfigError(f"dtype is {str(dtype).removeprefix('torch.')}, must be {allowed}")
+    values = text_config(config)
+    kind = values.get("model_type")
+    if kind not in ARCHITECTURES:
+        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
+    architecture = ARCHITECTURES[kind]
+    return architecture.build(architecture.resolve(values), dtype).to(device)
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+    """Build a model and fill it from a checkpoint, every tensor accounted for.
+
+    Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
+    """
+    model = build_model(checkpoint.config, dtype=dtype, device=device)
+    load_weights(model.weights(), checkpoint, dtype=dtype, device=device)
+    model.check_layers()
+    return model.eval()
+
+
+def describe_model(config: Mapping[str, Any]) -> ModelInfo:
+    """The layer table and what the layers keep, without any weights."""
+    return build_model(config, dtype=torch.bfloat16).info
