@@ -112,9 +112,7 @@ def _lookup_report(num_rounds: int) -> Report:
         figures.append(Figure(f"{kinds}, length, blocks listed and pinned", "ms", pinned, at_most=2))
     hashed = tuple(_time_hashing(prompt) * 1e6 / LONG_PROMPT_TOKENS for _ in range(num_rounds))
     figures.append(Figure("hashing", "µs per token", hashed))
-    note = (
-        f"a cached prompt of {LONG_PROMPT_TOKENS:,} tokens comes again with 100 more, its hashes known"
-    )
+    note = f"a cached prompt of {LONG_PROMPT_TOKENS:,} tokens comes again with 100 more, its hashes known"
     return Report("Prefix lookup", tuple(figures), (note,))
 
 

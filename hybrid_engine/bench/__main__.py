@@ -1,0 +1,82 @@
+"""`python -m hybrid_engine.bench`: choose a benchmark, show its figures, keep them if asked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hybrid_engine.bench import report
+from hybrid_engine.bench.report import Report
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
+MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Write a page for docs/results to this file.")]
+ModelOption = Annotated[Path | None, typer.Option(help="A GGUF file; by default the one that the demo extra brings.")]
+RoundsOption = Annotated[int, typer.Option(help="Interleaved rounds; the medians are reported.", min=1)]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads of all peers; by default as torch has it.", min=1)]
+PeerOption = Annotated[bool, typer.Option(help="Also run transformers, on the same weights and threads.")]
+
+
+@app.command()
+def scheduler(rounds: RoundsOption = 5, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
+    """What a step, a prefix lookup and hashing cost in the bookkeeping."""
+    from hybrid_engine.bench import scheduler as bench
+
+    _show(bench.run(num_rounds=rounds), json, markdown)
+
+
+@app.command()
+def kernels(
+    rounds: RoundsOption = 5, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
+) -> None:
+    """How fast the kernels are beside torch's own operations."""
+    from hybrid_engine.bench import kernels as bench
+
+    _show(bench.run(num_rounds=rounds, num_threads=threads), json, markdown)
+
+
+@app.command()
+def engine(
+    model: ModelOption = None,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = None,
+    peers: PeerOption = True,
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Whole-engine speed on real weights beside transformers: one request, and eight at once."""
+    from hybrid_engine.bench import engine as bench
+
+    _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers), json, markdown)
+
+
+@app.command(name="all")
+def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
+    """All of the above, one after the other."""
+    from hybrid_engine.bench import engine, kernels, scheduler
+
+    reports = [*scheduler.run(), *kernels.run(num_threads=threads), *engine.run(num_threads=threads)]
+    _show(reports, json, markdown)
+
+
+def _show(reports: list[Report], json: Path | None, markdown: Path | None) -> None:
+    console = Console(width=110)
+    for each in reports:
+        report.print_report(each, console)
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+        console.print("OMP_WAIT_POLICY is not PASSIVE: anything else that runs on this machine distorts the figures")
+    if json is not None:
+        report.write_json(reports, json)
+    if markdown is not None:
+        report.write_markdown(reports, markdown, command=f"python -m hybrid_engine.bench {shlex.join(sys.argv[1:])}")
+
+
+if __name__ == "__main__":
+    app()
