@@ -1,0 +1,1 @@
+"""StepPlan -> packed tensors -> forward -> sampled tokens."""

@@ -1,0 +1,250 @@
+"""What the runner mirrors of the requests it knows, and how a plan becomes packed tensors.
+
+Each known request has a row in a few arrays: its tokens, and a block table for each group. A plan says what is new,
+and a step gathers from the rows with a handful of array operations, whatever the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NewType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybrid_engine.groups.spec import Group
+from hybrid_engine.kernels.attention import AttentionMeta
+from hybrid_engine.runner.sampler import RequestSampling
+from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, RequestId, StartedRequest, StepPlan
+
+Row = NewType("Row", int)
+"""Where a known request stands in the arrays. Neither its place in a plan nor anything of its blocks."""
+
+_FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 8, 256, 16
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """One step's input, request after request in the plan's order, with nothing between them."""
+
+    token_ids_T: Tensor
+    """int64."""
+    positions_T: Tensor
+    """int64, each token's place in its own request."""
+    metas: tuple[AttentionMeta, ...]
+    """By group."""
+    rows: np.ndarray
+    """int64 [R]."""
+    starts: np.ndarray
+    """int64 [R + 1], token offset of each request, then T."""
+
+
+class BlockTables:
+    """The block tables of one group, by row."""
+
+    def __init__(self, group: Group, num_blocks: int) -> None:
+        """num_blocks: usable ones; the null block comes on top."""
+        self.group = group
+        self.num_blocks = num_blocks
+        self._ids = np.full((_FIRST_ROWS, _FIRST_BLOCKS), NULL_BLOCK_ID, np.int32)
+        self._lengths = np.zeros(_FIRST_ROWS, np.int64)
+
+    def grow_rows(self, num_rows: int) -> None:
+        """Make place for so many requests."""
+        self._ids = _grown(self._ids, num_rows, self._ids.shape[1])
+        self._lengths = np.resize(self._lengths, num_rows)
+
+    def start(self, row: Row, block_ids: Sequence[BlockId]) -> None:
+        """Set a row's whole table."""
+        self._ids[row] = NULL_BLOCK_ID
+        self._lengths[row] = 0
+        self.append(row, block_ids)
+
+    def append(self, row: Row, block_ids: Sequence[BlockId]) -> None:
+        """Put blocks at the end of a row's table."""
+        ids = np.array(block_ids, np.int64)
+        assert ((ids >= NULL_BLOCK_ID) & (ids <= self.num_blocks)).all(), (
+            f"blocks {block_ids} of group {self.group.group_id}, which has 0 .. {self.num_blocks}"
+        )
+        start, end = self._lengths[row], self._lengths[row] + len(ids)
+        self._ids = _grown(self._ids, len(self._ids), end)
+        self._ids[row, start:end] = ids
+        self._lengths[row] = end
+
+    def gather(self, rows: np.ndarray, num_keys: np.ndarray) -> np.ndarray:
+        """Return the tables of these rows, int32, as wide as the longest of num_keys needs."""
+        block_size = self.group.block_size
+        num_slots = self._lengths[rows] * block_size
+        assert (num_slots >= num_keys).all(), (
+            f"{num_keys.tolist()} keys in tables of {num_slots.tolist()} slots, group {self.group.group_id}"
+        )
+        return self._ids[rows, : -(-int(num_keys.max()) // block_size)]
+
+
+class BatchState:
+    """The requests that the runner knows."""
+
+    def __init__(
+        self, groups: Sequence[Group], num_blocks: Sequence[int], *, vocab_size: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """num_blocks: usable blocks of each group; the null block comes on top."""
+        self.vocab_size = vocab_size
+        self.device = device
+        self.tables = tuple(BlockTables(group, count) for group, count in zip(groups, num_blocks, strict=True))
+        self._row_of: dict[RequestId, Row] = {}
+        self._samplings: list[RequestSampling | None] = [None] * _FIRST_ROWS
+        # Taken from the end, so that few requests keep to the first rows.
+        self._free_rows = [Row(row) for row in reversed(range(_FIRST_ROWS))]
+        self._token_ids = np.zeros((_FIRST_ROWS, _FIRST_TOKENS), np.int32)
+        self._num_tokens = np.zeros(_FIRST_ROWS, np.int64)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests known."""
+        return len(self._row_of)
+
+    def sampling(self, row: int) -> RequestSampling:
+        """Return what the sampler needs to know of the request in a row."""
+        found = self._samplings[row]
+        assert found is not None, f"no request in row {row}"
+        return found
+
+    def token_ids(self, row: int, start: int, end: int) -> np.ndarray:
+        """Return known tokens [start, end) of the request in a row."""
+        assert 0 <= start <= end <= self._num_tokens[row], f"tokens {start} .. {end} of {self._num_tokens[row]}"
+        return self._token_ids[row, start:end]
+
+    # A plan's news
+
+    def apply(self, plan: StepPlan, prepare_sampling: Callable[[StartedRequest, np.ndarray], RequestSampling]) -> None:
+        """Forget what ended, then take in what started and what got new blocks."""
+        for request_id in plan.ended_ids:
+            # It may have ended before it ever started here.
+            row = self._row_of.pop(request_id, None)
+            if row is not None:
+                self._samplings[row] = None
+                self._free_rows.append(row)
+        for started in plan.started:
+            self._start(started, prepare_sampling)
+        for new in plan.new_blocks:
+            row = self._find_row(new.request_id)
+            for tables, block_ids in zip(self.tables, new.block_ids, strict=True):
+                if block_ids:
+                    tables.append(row, block_ids)
+
+    def _start(
+        self, started: StartedRequest, prepare_sampling: Callable[[StartedRequest, np.ndarray], RequestSampling]
+    ) -> None:
+        assert started.request_id not in self._row_of, f"request {started.request_id} started twice"
+        token_ids = np.array(started.token_ids, np.int64)
+        assert ((token_ids >= 0) & (token_ids < self.vocab_size)).all(), (
+            f"{started.request_id} has tokens {token_ids.min()} .. {token_ids.max()}, "
+            f"the vocabulary has {self.vocab_size}"
+        )
+        if not self._free_rows:
+            self._grow_rows()
+        row = self._free_rows.pop()
+        self._row_of[started.request_id] = row
+        self._samplings[row] = prepare_sampling(started, token_ids)
+        self._token_ids = _grown(self._token_ids, len(self._token_ids), len(token_ids))
+        self._token_ids[row, : len(token_ids)] = token_ids
+        self._num_tokens[row] = len(token_ids)
+        for tables, block_ids in zip(self.tables, started.block_ids, strict=True):
+            tables.start(row, block_ids)
+
+    def _grow_rows(self) -> None:
+        old, new = len(self._num_tokens), 2 * len(self._num_tokens)
+        self._free_rows.extend(Row(row) for row in reversed(range(old, new)))
+        self._samplings.extend([None] * old)
+        self._token_ids = _grown(self._token_ids, new, self._token_ids.shape[1])
+        self._num_tokens = np.resize(self._num_tokens, new)
+        for tables in self.tables:
+            tables.grow_rows(new)
+
+    def _find_row(self, request_id: RequestId) -> Row:
+        row = self._row_of.get(request_id)
+        assert row is not None, f"request {request_id} is not known to the runner"
+        return row
+
+    # A step's tensors
+
+    def pack(self, plan: StepPlan) -> PackedBatch:
+        """Gather what a step computes; plan.request_ids must not be empty."""
+        rows = np.array([self._find_row(request_id) for request_id in plan.request_ids])
+        num_queries = np.array(plan.num_scheduled_tokens)
+        num_keys = np.array(plan.num_computed_tokens) + num_queries
+        self._check(plan, rows, num_queries, num_keys)
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(num_queries, out=starts[1:])
+        # Token t of request r stands at num_keys[r] - (starts[r + 1] - t).
+        requests_T = np.repeat(np.arange(len(rows)), num_queries)
+        positions_T = np.arange(starts[-1]) + (num_keys - starts[1:])[requests_T]
+        token_ids_T = self._token_ids[rows[requests_T], positions_T].astype(np.int64)
+        query_starts, num_keys_R = self._tensor(starts.astype(np.int32)), self._tensor(num_keys.astype(np.int32))
+        return PackedBatch(
+            token_ids_T=self._tensor(token_ids_T),
+            positions_T=self._tensor(positions_T),
+            metas=tuple(
+                AttentionMeta(query_starts, num_keys_R, *self._locate(tables, rows, num_keys, requests_T, positions_T))
+                for tables in self.tables
+            ),
+            rows=rows,
+            starts=starts,
+        )
+
+    def _locate(
+        self,
+        tables: BlockTables,
+        rows: np.ndarray,
+        num_keys: np.ndarray,
+        requests_T: np.ndarray,
+        positions_T: np.ndarray,
+    ) -> tuple[Tensor, Tensor]:
+        """Return one group's block_tables_RB, and slots_T, where the new tokens go."""
+        block_size = tables.group.block_size
+        block_tables_RB = tables.gather(rows, num_keys)
+        blocks_T = block_tables_RB[requests_T, positions_T // block_size].astype(np.int64)
+        assert (blocks_T != NULL_BLOCK_ID).all(), (
+            f"group {tables.group.group_id}: the null block stands where positions "
+            f"{positions_T[blocks_T == NULL_BLOCK_ID]} are to be written"
+        )
+        return self._tensor(block_tables_RB), self._tensor(blocks_T * block_size + positions_T % block_size)
+
+    def _check(self, plan: StepPlan, rows: np.ndarray, num_queries: np.ndarray, num_keys: np.ndarray) -> None:
+        num_tokens = self._num_tokens[rows]
+        assert len(set(plan.request_ids)) == len(rows), f"a request stands twice in {plan.request_ids}"
+        assert (num_queries > 0).all(), f"chunks of {num_queries.tolist()} tokens"
+        # One computed past its last known token, or sampled elsewhere than at it, is wrong.
+        assert (np.sign(num_tokens - num_keys) == np.where(plan.is_sampled, 0, 1)).all(), (
+            f"{plan.request_ids} computed up to {num_keys.tolist()} of {num_tokens.tolist()} tokens, "
+            f"sampled: {plan.is_sampled}"
+        )
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    # What a step found
+
+    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Put one sampled token behind the known tokens of each row."""
+        positions = self._num_tokens[rows]
+        self._token_ids = _grown(self._token_ids, len(self._token_ids), int(positions.max()) + 1)
+        self._token_ids[rows, positions] = token_ids
+        self._num_tokens[rows] += 1
+        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+            counts = self.sampling(row).counts
+            if counts is not None:
+                counts.add(token_id)
+
+
+def _grown(array: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:
+    """Return the array, or its content in one with room for so many rows and at least so many columns."""
+    old_rows, old_columns = array.shape
+    if num_rows <= old_rows and num_columns <= old_columns:
+        return array
+    columns = old_columns if num_columns <= old_columns else max(2 * old_columns, num_columns)
+    grown = np.zeros((num_rows, columns), array.dtype)
+    grown[:old_rows, :old_columns] = array
+    return grown
