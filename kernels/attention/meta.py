@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybrid_engine.errors import ShapeError
+from hybrid_engine.kernels.checks import check_dtype, check_shape
+
 
 @dataclass(frozen=True)
 class AttentionMeta:
@@ -25,6 +28,19 @@ class AttentionMeta:
     """int32, block index of each request's k-th block. Entries whose keys no query sees may hold anything."""
     slots_T: Tensor
     """int64, where each new token's key and value go: block index * P + offset."""
+
+    def __post_init__(self) -> None:
+        """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
+        num_requests = self.num_keys.shape[0]
+        check_shape("num_keys", self.num_keys, None)
+        check_shape("query_starts", self.query_starts, num_requests + 1)
+        check_shape("block_tables_RB", self.block_tables_RB, num_requests, None)
+        check_shape("slots_T", self.slots_T, None)
+        check_dtype("slots_T", self.slots_T, torch.int64)
+        for name in ("query_starts", "num_keys", "block_tables_RB"):
+            check_dtype(name, getattr(self, name), torch.int32)
+        if not (self.query_starts.is_contiguous() and self.num_keys.is_contiguous()):
+            raise ShapeError("query_starts and num_keys must be contiguous")
 
     @classmethod
     def build(

@@ -1,4 +1,8 @@
-"""Linear layers on a CPU."""
+"""Linear layers on a CPU: bfloat16 in tiles by our own product, the rest by torch.
+
+Against torch's bfloat16 linear the tiles are three times as fast for up to 4 rows, where reading the weight is the
+work, and no slower for thousands. float32 stays with torch, whose product is as fast as ours.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,67 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hybrid_engine.kernels.native import NativeLibrary, num_threads
+
+library = NativeLibrary(
+    __package__,
+    {"pack": "plpll", "unpack_rows": "ppplll", "linear_to_bf16": "plppplll", "linear_to_float": "plppplll"},
+)
+
 
 def pack(weight_NK: Tensor) -> Tensor | None:
     """The weight in tiles, or None where the plain layout is the one to keep."""
-    return None
+    native = library.load() if weight_NK.dtype == torch.bfloat16 else None
+    if native is None or 0 in weight_NK.shape:
+        return None
+    if weight_NK.stride(1) != 1:
+        weight_NK = weight_NK.contiguous()
+    num_outputs, num_inputs = weight_NK.shape
+    # Whole tiles of 16 outputs, whole pairs of inputs.
+    tiles = torch.empty((num_outputs + 15) // 16 * 16 * ((num_inputs + 1) // 2 * 2), dtype=torch.bfloat16)
+    native.pack(weight_NK.data_ptr(), weight_NK.stride(0), tiles.data_ptr(), num_outputs, num_inputs, num_threads())
+    return tiles
 
 
-def rows(tiles: Tensor, ids_T: Tensor, num_inputs: int) -> Tensor:
+def rows(tiles: Tensor, ids_T: Tensor, *, num_outputs: int, num_inputs: int) -> Tensor:
     """Rows of a tiled weight."""
-    raise NotImplementedError
+    if len(ids_T) and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < num_outputs:
+        raise IndexError(f"ids_T holds {int(ids_T.min())} .. {int(ids_T.max())}, must be within [0, {num_outputs})")
+    ids_T = ids_T.contiguous()
+    out_TK = torch.empty(len(ids_T), num_inputs, dtype=tiles.dtype)
+    native = library.load()
+    native.unpack_rows(
+        tiles.data_ptr(), ids_T.data_ptr(), out_TK.data_ptr(), len(ids_T), num_outputs, num_inputs, num_threads()
+    )
+    return out_TK
 
 
 def linear_tiled(
     x_TK: Tensor, tiles: Tensor, num_outputs: int, bias_N: Tensor | None, *, out_dtype: torch.dtype
 ) -> Tensor:
     """x times the transpose of a tiled weight."""
-    raise NotImplementedError
+    num_tokens, num_inputs = x_TK.shape
+    if num_inputs % 2:
+        x_TK = F.pad(x_TK, (0, 1))
+    elif x_TK.stride(1) != 1:
+        x_TK = x_TK.contiguous()
+    if bias_N is not None:
+        bias_N = bias_N.float().contiguous()
+    out_TN = torch.empty(num_tokens, num_outputs, dtype=out_dtype)
+    native = library.load()
+    run = native.linear_to_bf16 if out_dtype == torch.bfloat16 else native.linear_to_float
+    run(
+        x_TK.data_ptr(),
+        x_TK.stride(0),
+        tiles.data_ptr(),
+        None if bias_N is None else bias_N.data_ptr(),
+        out_TN.data_ptr(),
+        num_tokens,
+        num_outputs,
+        num_inputs,
+        num_threads(),
+    )
+    return out_TN
 
 
 def linear_plain(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:

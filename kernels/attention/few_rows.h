@@ -1,0 +1,148 @@
+// Few rows (decode): keys and values are used as they lie, for reading them is the work.
+#pragma once
+#include "view.h"
+
+constexpr int64_t FEW_ROWS = 8;
+
+template <class T>
+struct Pair;  // products of vectors of T, 64 bytes at a time
+template <>
+struct Pair<float> {
+    static constexpr int WIDTH = LANES;
+    typedef vf V;
+    METHOD static V get(const float* p) { return load(p); }
+    METHOD static vf add(vf total, V a, V b) { return total + a * b; }
+};
+#if defined(__AVX512BF16__)
+template <>
+struct Pair<bf16> {
+    static constexpr int WIDTH = 2 * LANES;
+    typedef __m512bh V;
+    METHOD static V get(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
+    METHOD static vf add(vf total, V a, V b) { return (vf)_mm512_dpbf16_ps((__m512)total, a, b); }
+};
+#else
+template <>
+struct Pair<bf16> {
+    static constexpr int WIDTH = LANES;
+    typedef vf V;
+    METHOD static V get(const bf16* p) { return load(p); }
+    METHOD static vf add(vf total, V a, V b) { return total + a * b; }
+};
+#endif
+
+// Scores of R rows with 16 / R keys that lie one after the other, of which `there` exist: scores[row * KEY_BLOCK + key].
+template <int R, class T>
+INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t size, float* scores) {
+    typedef Pair<T> P;
+    constexpr int KEYS = LANES / R;
+    const T* key[KEYS];
+    for (int i = 0; i < KEYS; i++) key[i] = k + std::min<int64_t>(i, there - 1) * size;
+    vf total[R * KEYS] = {};
+    int64_t d = 0;
+    for (; d + P::WIDTH <= size; d += P::WIDTH) {
+        typename P::V row[R];
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) row[r] = P::get(q + r * size + d);
+#pragma GCC unroll 16
+        for (int i = 0; i < KEYS; i++) {
+            typename P::V x = P::get(key[i] + d);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) total[r * KEYS + i] = P::add(total[r * KEYS + i], x, row[r]);
+        }
+    }
+    if (d < size)  // sixteen left of a size such as 80
+#pragma GCC unroll 16
+        for (int i = 0; i < KEYS; i++)
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) total[r * KEYS + i] += load(key[i] + d) * load(q + r * size + d);
+    float found[LANES];
+    store(found, sums(total));
+    for (int r = 0; r < R; r++) memcpy(scores + r * KEY_BLOCK, found + r * KEYS, there * sizeof(float));
+}
+
+// sums[R][size] += weights[R][KEY_BLOCK] times values that lie one after the other.
+template <int R, class T>
+INLINE void weigh_values(const float* weights, const T* v, int64_t num_keys, int64_t size, float* sums) {
+    constexpr int TILES = R > 4 ? 2 : 4;
+    auto columns = [&](auto tiles, int64_t d) __attribute__((always_inline)) {
+        constexpr int N = decltype(tiles)::value;
+        vf total[R][N];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) total[r][n] = load(sums + r * size + d + n * LANES);
+        for (int64_t i = 0; i < num_keys; i++) {
+            vf x[N];
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) x[n] = load(v + i * size + d + n * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+                for (int n = 0; n < N; n++) total[r][n] += x[n] * weights[r * KEY_BLOCK + i];
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) store(sums + r * size + d + n * LANES, total[r][n]);
+    };
+    int64_t d = 0;
+    for (; d + TILES * LANES <= size; d += TILES * LANES) columns(std::integral_constant<int, TILES>{}, d);
+    for (; d < size; d += LANES) columns(std::integral_constant<int, 1>{}, d);
+}
+
+// R rows from `row` on, against one key block.
+template <int R, class T>
+__attribute__((noinline)) void attend_block(const View<T>& view, const Task& task, const T* q, int64_t row,
+                                            int64_t key, const State& state) {
+    const int64_t size = view.size, end = std::min(key + KEY_BLOCK, task.end_key), start = std::max(key, task.first_key);
+    constexpr int WIDE = R == 3 ? 4 : R;  // rows scored at once
+    alignas(64) float scores[WIDE * KEY_BLOCK], weights[R * KEY_BLOCK];
+    for (int64_t next = start; next < end;) {
+        Segment at = segment_at(view, task, next, end);
+        for (int64_t i = 0; i < at.num_keys; i += LANES / WIDE)
+            score_keys<WIDE>(q + row * size, view.k + at.k_offset + i * size, std::min<int64_t>(LANES / WIDE, at.num_keys - i),
+                             size, scores + next - key + i);
+        next += at.num_keys;
+    }
+    for (int64_t r = 0; r < R; r++) {
+        int64_t first, last;
+        sight(view, task, row + r, key, first, last);
+        float keep = soften(scores + r * KEY_BLOCK, weights + r * KEY_BLOCK, first, last, view.scale, view.softcap,
+                            state.high[row + r], state.total[row + r]);
+        float* sums = state.sums + (row + r) * size;
+        if (keep != 1)
+            for (int64_t d = 0; d < size; d += LANES) store(sums + d, load(sums + d) * keep);
+    }
+    for (int64_t next = start; next < end;) {
+        Segment at = segment_at(view, task, next, end);
+        weigh_values<R>(weights + next - key, view.v + at.v_offset, at.num_keys, size, state.sums + row * size);
+        next += at.num_keys;
+    }
+}
+
+template <class T>
+struct FewRowsScratch {
+    // One row more than used, for three rows are scored as four.
+    static int64_t num_bytes(int64_t size) { return (FEW_ROWS + 1) * size * sizeof(T) + State::num_floats(FEW_ROWS, size) * 4; }
+};
+
+template <class T>
+void attend_few_rows(const View<T>& view, const Task& task, char* memory) {
+    const int64_t rows = task.num_tokens * view.share(), size = view.size;
+    float* state_memory = (float*)memory;
+    T* q = (T*)(state_memory + State::num_floats(FEW_ROWS, size));
+    State state = State::at(task.is_split ? view.partials + task.partial : state_memory, rows, size);
+    state.clear(rows);
+    memset(q + rows * size, 0, size * sizeof(T));
+    gather_queries(view, task, q);
+    for (int64_t key = task.first_key / KEY_BLOCK * KEY_BLOCK; key < task.end_key; key += KEY_BLOCK)
+        for (int64_t row = 0; row < rows;) {
+            int64_t left = rows - row;
+            if (left >= 4) attend_block<4>(view, task, q, row, key, state), row += 4;
+            else if (left == 3) attend_block<3>(view, task, q, row, key, state), row += 3;
+            else if (left == 2) attend_block<2>(view, task, q, row, key, state), row += 2;
+            else attend_block<1>(view, task, q, row, key, state), row += 1;
+        }
+    if (!task.is_split) finish_rows(view, task, state);
+}

@@ -1,0 +1,137 @@
+// What one call of attention works on, and who sees what.
+#pragma once
+#include <algorithm>
+#include <cmath>
+
+#include "tile.h"
+
+constexpr int64_t KEY_BLOCK = 64;  // keys handled at once, cut at absolute multiples
+constexpr int64_t KEY_TILES = KEY_BLOCK / LANES;
+
+template <class T>
+struct View {
+    const T* q;  // [tokens, heads, size], strides of the first two below
+    const T* k;  // [blocks, kv heads, slots, size], strides of the first two below
+    const T* v;
+    T* out;  // [tokens, heads, size], contiguous
+    const int32_t* query_starts;
+    const int32_t* num_keys;
+    const int32_t* tables;
+    const float* sinks;  // or null
+    float* partials;
+    int64_t num_requests, num_heads, num_blocks, num_kv_heads, block_size, size;
+    int64_t q_token, q_head, k_block, k_head, v_block, v_head, table_stride, table_width;
+    int64_t window, chunk;  // 0: none
+    float scale, softcap;   // softcap 0: none
+
+    int64_t share() const { return num_heads / num_kv_heads; }  // query heads on one kv head
+    int64_t lowest(int64_t position) const {
+        int64_t key = window ? std::max<int64_t>(0, position - window + 1) : 0;
+        return chunk ? std::max(key, position / chunk * chunk) : key;
+    }
+};
+
+// Some consecutive tokens of a request with the query heads of one kv head, against keys [first_key, end_key).
+// Row r is token r / share, head r % share, so that rows with equal sight stand together.
+struct Task {
+    int64_t request, kv_head, token, num_tokens, position;  // token: in the packed batch; position: of that token
+    int64_t first_key, end_key;
+    bool is_split;    // other tasks have other keys of these rows,
+    int64_t partial;  // so the state goes to this place among the view's partials
+};
+
+// A cut of keys that lie in one block.
+struct Segment {
+    int64_t key, num_keys, k_offset, v_offset;
+};
+
+template <class T>
+INLINE Segment segment_at(const View<T>& view, const Task& task, int64_t key, int64_t end) {
+    int64_t slot = key % view.block_size;
+    int64_t block = view.tables[task.request * view.table_stride + key / view.block_size];
+    return {key, std::min(view.block_size - slot, end - key),
+            block * view.k_block + task.kv_head * view.k_head + slot * view.size,
+            block * view.v_block + task.kv_head * view.v_head + slot * view.size};
+}
+
+// Running softmax of some rows: weights sum to `total` relative to 2^high, `sums` are the weighed values.
+struct State {
+    float *high, *total, *sums;
+    int64_t size;
+
+    static int64_t num_floats(int64_t rows, int64_t size) { return rows * (2 + size); }
+    static State at(float* memory, int64_t rows, int64_t size) {
+        return {memory + rows * size, memory + rows * (size + 1), memory, size};
+    }
+    void clear(int64_t rows) {
+        memset(sums, 0, rows * size * sizeof(float));
+        for (int64_t r = 0; r < rows; r++) high[r] = -INFINITY, total[r] = 0;
+    }
+};
+
+// Turn one row's scores of a key block into weights, of which [first, last) are seen, and move the running softmax on.
+// Returns what the row's former sums must be multiplied by. Weights outside [first, last) are zero.
+template <class T>
+INLINE float soften(const float* scores, T* weights, int64_t first, int64_t last, float scale, float softcap,
+                    float& high, float& total) {
+    vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vf s[KEY_TILES];
+    vf most = set1(-INFINITY);
+    for (int64_t t = 0; t < KEY_TILES; t++) {
+        vf x = load(scores + t * LANES) * (scale * (softcap != 0 ? 1 : LOG2E));
+        if (softcap != 0) x = tanh(x / softcap) * (softcap * LOG2E);
+        vi key = lane + (int32_t)(t * LANES);
+        s[t] = (key >= (int32_t)first) & (key < (int32_t)last) ? x : set1(-INFINITY);
+        most = max(most, s[t]);
+    }
+    float now = std::max(high, highest(most));
+    if (now == -INFINITY) {  // nothing seen yet
+        for (int64_t t = 0; t < KEY_TILES; t++) store(weights + t * LANES, vf{});
+        return 1;
+    }
+    vf sum_of = vf{};
+    for (int64_t t = 0; t < KEY_TILES; t++) {
+        vf w = exp2(s[t] - now);
+        sum_of += w;
+        store(weights + t * LANES, w);
+    }
+    float keep = std::exp2(high - now);
+    total = total * keep + sum(sum_of);
+    high = now;
+    return keep;
+}
+
+// One row's result from its running softmax.
+template <class T>
+INLINE void finish_row(const View<T>& view, int64_t token, int64_t head, float high, float total, const float* sums) {
+    if (view.sinks) total += std::exp2(view.sinks[head] * LOG2E - high);
+    T* out = view.out + (token * view.num_heads + head) * view.size;
+    float scale = 1 / total;
+    for (int64_t d = 0; d < view.size; d += LANES) store(out + d, load(sums + d) * scale);
+}
+
+template <class T>
+INLINE void finish_rows(const View<T>& view, const Task& task, const State& state) {
+    int64_t share = view.share();
+    for (int64_t r = 0; r < task.num_tokens * share; r++)
+        finish_row(view, task.token + r / share, task.kv_head * share + r % share, state.high[r], state.total[r],
+                   state.sums + r * view.size);
+}
+
+// The task's queries as contiguous rows.
+template <class T>
+INLINE void gather_queries(const View<T>& view, const Task& task, T* rows) {
+    int64_t share = view.share();
+    for (int64_t r = 0; r < task.num_tokens * share; r++)
+        memcpy(rows + r * view.size,
+               view.q + (task.token + r / share) * view.q_token + (task.kv_head * share + r % share) * view.q_head,
+               view.size * sizeof(T));
+}
+
+// Keys [first, last) of the block at `key` that row r sees, relative to the block.
+template <class T>
+INLINE void sight(const View<T>& view, const Task& task, int64_t r, int64_t key, int64_t& first, int64_t& last) {
+    int64_t position = task.position + r / view.share();
+    first = std::max(view.lowest(position), task.first_key) - key;
+    last = std::min(position + 1, task.end_key) - key;
+}

@@ -1,0 +1,62 @@
+// What comes before attention in a layer: norm and rotate heads, store keys and values.
+#pragma once
+#include <algorithm>
+
+#include "rows.h"
+
+template <class T>
+struct Projected {
+    const T* qkv;  // [tokens, (heads + 2 * kv heads) * size], rows qkv_token apart
+    T *q, *k_cache, *v_cache;  // q [tokens, heads, size]
+    const int64_t* slots;
+    const float *cos, *sin;  // [tokens, rotary]
+    Weight q_norm, k_norm;
+    int64_t num_tokens, num_heads, num_blocks, num_kv_heads, block_size, size, rotary;
+    int64_t qkv_token, k_block, k_head, v_block, v_head;
+    float eps;
+};
+
+// One head: to float, norm, rotate, store.
+template <class T>
+INLINE void norm_rope_head(const T* from, T* to, const Weight& norm, const float* cos, const float* sin,
+                           const Projected<T>& p, float* row) {
+    for (int64_t d = 0; d < p.size; d += LANES) store(row + d, load(from + d));
+    if (norm.data) norm_row(row, row, norm, p.size, p.eps);
+    rotate_row(row, to, cos, sin, p.size, p.rotary);
+}
+
+template <class T>
+void norm_rope_write(const Projected<T>& p, int num_threads) {
+#pragma omp parallel num_threads(num_threads) if (p.num_tokens * p.size * (p.num_heads + p.num_kv_heads) > 1 << 15)
+    {
+        alignas(64) float row[MAX_HEAD_SIZE];
+#pragma omp for
+        for (int64_t t = 0; t < p.num_tokens; t++) {
+            const T* from = p.qkv + t * p.qkv_token;
+            const float *cos = p.cos + t * p.rotary, *sin = p.sin + t * p.rotary;
+            const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size * p.size;
+            for (int64_t h = 0; h < p.num_heads; h++, from += p.size)
+                norm_rope_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
+            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
+                norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + offset, p.k_norm, cos, sin, p, row);
+            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
+                memcpy(p.v_cache + block * p.v_block + h * p.v_head + offset, from, p.size * sizeof(T));
+        }
+    }
+}
+
+#define QKV_NORM_ROPE_WRITE(name, T)                                                                                  \
+    bool name(const T* qkv, T* q, T* k_cache, T* v_cache, const int64_t* slots, const float* cos, const float* sin,   \
+              const void* q_norm, const void* k_norm, int32_t is_norm_bf16, int32_t is_zero_centered,                 \
+              int64_t num_tokens, int64_t num_heads, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,    \
+              int64_t size, int64_t rotary, int64_t qkv_token, int64_t k_block, int64_t k_head, int64_t v_block,      \
+              int64_t v_head, float eps, int32_t num_threads) {                                                       \
+        if (!are_slots(slots, num_tokens, num_blocks * block_size)) return false;                                     \
+        float shift = is_zero_centered ? 1 : 0;                                                                       \
+        norm_rope_write(Projected<T>{qkv, q, k_cache, v_cache, slots, cos, sin, {q_norm, is_norm_bf16 != 0, shift},   \
+                                     {k_norm, is_norm_bf16 != 0, shift}, num_tokens, num_heads, num_blocks,           \
+                                     num_kv_heads, block_size, size, rotary, qkv_token, k_block, k_head, v_block,     \
+                                     v_head, eps},                                                                    \
+                        num_threads);                                                                                 \
+        return true;                                                                                                  \
+    }
