@@ -171,7 +171,7 @@ class Scheduler:
             num_new = min(len(request.token_ids) - num_computed, budget, most_tokens)
             held = request.held
             assert held is not None, f"{request} runs without blocks"
-            if num_computed + num_new > held.num_slots or num_computed >= held.release_position:
+            if num_computed + num_new > held.num_slots:
                 num_new, preempted = self._grow(builder, request, num_new)
                 has_preempted |= preempted
                 if num_new == 0:
