@@ -15,7 +15,7 @@ class ChatSession:
     """Reads what a person types, answers as it comes, and keeps the conversation."""
 
     def __init__(
-        self, llm: LLM, sampling: SamplingParams, *, system: str | None = None, read: Callable[[str], str] = input
+        self, llm: LLM, sampling: SamplingParams, *, read: Callable[[str], str], system: str | None = None
     ) -> None:
         """read: shows a prompt and returns a line; raises EOFError at the end.
 

@@ -127,7 +127,7 @@ def chat(
         num_threads=threads,
         tokenizer=tokenizer,
     )
-    ChatSession(llm, sampling, system=system).run()
+    ChatSession(llm, sampling, read=input, system=system).run()
 
 
 @app.command()

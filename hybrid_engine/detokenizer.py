@@ -74,6 +74,10 @@ class TextStream:
 
     def _prime(self, prompt_ids: list[int]) -> DecodeStream:
         """Start after the prompt's last whole character; bytes that the answer may complete are held as if its own."""
+        for _ in range(MAX_HELD_BYTES):
+            # The tail may begin inside a character, which spoils the run of bytes behind it.
+            if self._decode(prompt_ids).startswith(REPLACEMENT):
+                prompt_ids = prompt_ids[1:]
         num_whole = next(
             (n for n in range(len(prompt_ids), 0, -1) if not self._decode(prompt_ids[:n]).endswith(REPLACEMENT)), 0
         )

@@ -81,6 +81,11 @@ class LLM:
     # What it is
 
     @property
+    def engine_plan(self) -> EnginePlan:
+        """All that was found out at the start: `model_info`, `memory_plan` and `max_model_len` are parts of it."""
+        return self._plan
+
+    @property
     def model_info(self) -> ModelInfo:
         """The model's layers and sizes."""
         return self._plan.info

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
@@ -107,3 +109,29 @@ def scripted(byte_tokenizer, ids):
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3(byte_tokenizer, tmp_path_factory) -> Path:
+    """A random Gemma 3 of four layers (window 8, every second one sees all) with a tokenizer of bytes, on disk."""
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        max_position_embeddings=256,
+        initializer_range=0.2,  # large enough that greedy answers differ from prompt to prompt
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("tiny-gemma3")
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    return folder

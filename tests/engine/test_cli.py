@@ -1,0 +1,129 @@
+import io
+import json
+import sys
+
+import pytest
+
+from hybrid_engine import __version__
+from hybrid_engine.cli import main
+from hybrid_engine.errors import EngineDeadError
+from hybrid_engine.llm import LLM
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+FEW = ["--max-tokens", "4", "--memory", "1MiB", "--ignore-eos"]
+
+
+@pytest.fixture
+def run(capsys):
+    """Run the command line: the exit code, stdout, stderr."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def answers(tiny_gemma3):
+    """What the tiny model answers to prompts, asked in Python."""
+
+    def answers(*prompts):
+        from hybrid_engine.sampling_params import SamplingParams
+
+        llm = LLM(tiny_gemma3, cache_memory_bytes="1MiB")
+        outputs = llm.generate(list(prompts), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
+        return [output.outputs[0].text for output in outputs]
+
+    return answers
+
+
+def test_version_is_printed(run):
+    assert run("--version") == (0, f"hybrid-engine {__version__}\n", "")
+
+
+def test_generate_streams_one_answer_and_puts_the_facts_on_stderr(run, tiny_gemma3, answers):
+    code, out, err = run("generate", tiny_gemma3, "hello", *FEW)
+    assert (code, out) == (0, answers("hello")[0] + "\n")
+    assert "4 tokens" in err
+    assert "5 = 0 hit + 1 last + 4 never seen" in err
+
+
+def test_generate_prints_each_of_several_answers(run, tiny_gemma3, answers):
+    _, out, _ = run("generate", tiny_gemma3, "hello", "other", *FEW)
+    assert all(answer in out for answer in answers("hello", "other"))
+
+
+def test_generate_prints_json_for_programs(run, tiny_gemma3, answers):
+    _, out, _ = run("generate", tiny_gemma3, "hello", "other", "--json", *FEW)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [output["outputs"][0]["text"] for output in found] == answers("hello", "other")
+    assert found[0]["cache"]["never_seen"] == 4
+
+
+def test_generate_reads_prompts_from_a_file(run, tiny_gemma3, tmp_path):
+    (tmp_path / "prompts.txt").write_text("hello\n\nother\n")
+    _, out, _ = run("generate", tiny_gemma3, "--file", tmp_path / "prompts.txt", "--json", *FEW)
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["hello", "other"]
+
+
+def test_generate_reads_one_prompt_from_stdin(run, tiny_gemma3, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from\nstdin"))
+    _, out, _ = run("generate", tiny_gemma3, "--json", *FEW)
+    assert json.loads(out)["prompt"] == "from\nstdin"
+
+
+def test_plan_shows_layers_and_groups_from_a_config_alone(run, tiny_gemma3):
+    code, out, _ = run("plan", tiny_gemma3 / "config.json", "--memory", "1MiB")
+    assert code == 0
+    assert "last 8" in out
+    assert "2: 1, 3" in out
+    assert "One request can be 256 tokens long" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "nowhere", "hi"], "error: nowhere"),
+        (["generate", "MODEL", "hi", "--top-p", "2"], "error: top_p is 2.0, must be above 0"),
+        (["generate", "MODEL", "x" * 300], "error: the prompt has 300 tokens, max_model_len is 256"),
+        (["generate", "MODEL", "hi", "--file", "nofile"], "error: the prompts can't be read"),
+        (["generate", "MODEL", "hi", "--memory", "much"], "error: 'much' is no size"),
+        (["plan", "MODEL", "--max-model-len", "999"], "error: max_model_len is 999, the model reaches 256"),
+        (["chat", "MODEL"], "error: this checkpoint has no chat template"),
+    ],
+    ids=["model", "parameter", "length", "file", "memory", "plan", "chat"],
+)
+def test_the_callers_mistakes_are_one_line_and_exit_code_2(run, tiny_gemma3, arguments, message):
+    code, _, err = run(*[tiny_gemma3 if argument == "MODEL" else argument for argument in arguments])
+    assert code == 2
+    assert err.startswith(message)
+    assert err.count("\n") == 1
+
+
+def test_a_prompt_is_asked_for_when_there_is_none(run, tiny_gemma3, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert run("generate", tiny_gemma3)[0] == 2
+
+
+def test_our_mistakes_exit_with_1(run, tiny_gemma3, monkeypatch):
+    def die(*arguments):
+        raise EngineDeadError("a step failed")
+
+    monkeypatch.setattr(LLM, "stream", die)
+    code, _, err = run("generate", tiny_gemma3, "hi", *FEW)
+    assert (code, err) == (1, "error: a step failed\n")
+
+
+def test_chat_answers_line_by_line_until_exit(run, tiny_gemma3, tmp_path, monkeypatch):
+    lines = iter(["hi", "/reset", "", "hi", "/exit", "never read"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    arguments = ["--chat-template", tmp_path / "template.jinja", "--memory", "1MiB", "--max-tokens", "3"]
+    code, _, err = run("chat", tiny_gemma3, *arguments, "--temperature", "0")
+    assert code == 0
+    assert err.count("prompt: 9 =") == 2
+    assert "9 = 0 hit" in err
+    assert next(lines) == "never read"

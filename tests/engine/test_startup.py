@@ -1,0 +1,95 @@
+import json
+import logging
+
+import pytest
+
+from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
+from hybrid_engine.llm import LLM
+from hybrid_engine.startup import make_config, parse_bytes, read_model_config
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [(512, 512), ("512", 512), ("2GiB", 2 << 30), ("1.5 mib", 3 << 19), ("3kB", 3000), (None, None)],
+)
+def test_a_size_is_read(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2 potatoes", "-1GiB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="is no size in bytes"):
+        parse_bytes(text)
+
+
+def test_settings_go_to_the_part_they_belong_to():
+    config = make_config("m", cache_memory_bytes="1KiB", max_num_batched_tokens=7, seed=3)
+    assert (config.cache.memory_bytes, config.scheduler.max_num_scheduled_tokens, config.seed) == (1024, 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"block_sise": 16}, "'block_sise' is no setting; did you mean 'block_size'"),
+        ({"wings": 2}, "'wings' is no setting; there are tokenizer, dtype"),
+        ({"dtype": "float16"}, "dtype is 'float16', must be 'auto'"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"num_threads": 0}, "num_threads is 0"),
+        ({"block_size": 0}, "block_size is 0"),
+    ],
+)
+def test_a_wrong_setting_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config("m", **settings)
+
+
+def test_a_config_is_read_from_its_folder_or_by_its_name(tiny_gemma3):
+    assert read_model_config(tiny_gemma3) == read_model_config(tiny_gemma3 / "config.json")
+
+
+def test_a_config_that_is_no_json_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="is no JSON"):
+        read_model_config(tmp_path)
+
+
+def test_a_model_that_isnt_there_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        read_model_config(tmp_path / "nowhere")
+
+
+def test_a_plan_needs_the_config_alone(tiny_gemma3, tmp_path):
+    (tmp_path / "config.json").write_text((tiny_gemma3 / "config.json").read_text())
+    plan = LLM.plan(tmp_path, cache_memory_bytes="1MiB")
+    assert [(group.spec.kind, group.layer_indices) for group in plan.memory.groups] == [
+        ("sliding_window", (0, 2)),
+        ("full_attention", (1, 3)),
+    ]
+    assert plan.memory.used_bytes <= 1 << 20
+    assert plan.max_model_len == 256
+
+
+def test_the_stored_dtype_is_taken_and_half_precision_becomes_bfloat16(tiny_gemma3, tmp_path):
+    config = json.loads((tiny_gemma3 / "config.json").read_text())
+    found = []
+    for stored in ("float32", "bfloat16", "float16"):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"dtype": stored}))
+        found.append(str(LLM.plan(tmp_path).dtype))
+    assert found == ["torch.float32", "torch.bfloat16", "torch.bfloat16"]
+
+
+def test_memory_that_holds_less_than_the_model_reaches_shortens_it_and_says_so(tiny_gemma3, caplog):
+    with caplog.at_level(logging.WARNING):
+        plan = LLM.plan(tiny_gemma3, cache_memory_bytes=100_000)
+    assert plan.max_model_len == plan.capacity_tokens < 256
+    assert f"max_model_len is {plan.max_model_len}" in caplog.text
+
+
+def test_a_length_that_was_asked_for_and_doesnt_fit_is_refused(tiny_gemma3):
+    with pytest.raises(CapacityError, match="max_model_len is 256, the cache memory"):
+        LLM.plan(tiny_gemma3, cache_memory_bytes=100_000, max_model_len=256)
+
+
+def test_a_length_beyond_the_model_is_refused(tiny_gemma3):
+    with pytest.raises(ConfigError, match="max_model_len is 257, the model reaches 256"):
+        LLM.plan(tiny_gemma3, max_model_len=257)
