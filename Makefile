@@ -21,7 +21,7 @@ help:
 setup: $(VENV)/.installed-dev
 
 demo: $(VENV)/.installed-demo
-	$(RUN) -m hybrid_engine.cli demo
+	$(RUN) -m hybrid_engine.demo
 
 test: $(VENV)/.installed-dev
 	HF_HUB_OFFLINE=1 $(RUN) -m pytest $(PYTEST_ARGS)

