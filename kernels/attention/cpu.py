@@ -32,6 +32,7 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
     """As reference.write_kv."""
     native = library.load()
     if native is None or not (_has_whole_blocks(k_cache_BKPD) and _has_whole_blocks(v_cache_BKPD)):
+        _check_slots(slots_T, k_cache_BKPD)
         reference.write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
         return
     k_TKD, v_TKD, slots_T = _with_rows(k_TKD), _with_rows(v_TKD), slots_T.contiguous()
@@ -53,7 +54,7 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
         num_threads(),
     )
     if not is_done:
-        raise _slot_error(slots_T, k_cache_BKPD)
+        _check_slots(slots_T, k_cache_BKPD)
 
 
 def attention(
@@ -138,6 +139,7 @@ def qkv_norm_rope_write(
     norm_dtypes = {norm_D.dtype for norm_D in (q_norm_D, k_norm_D) if norm_D is not None} or {torch.float32}
     is_fast = len(norm_dtypes) == 1 and norm_dtypes <= {torch.float32, torch.bfloat16}
     if native is None or not is_fast or not _can_run(k_cache_BKPD, v_cache_BKPD):
+        _check_slots(slots_T, k_cache_BKPD)
         return reference.qkv_norm_rope_write(
             qkv_TC,
             k_cache_BKPD=k_cache_BKPD,
@@ -183,13 +185,14 @@ def qkv_norm_rope_write(
         num_threads(),
     )
     if not is_done:
-        raise _slot_error(slots_T, k_cache_BKPD)
+        _check_slots(slots_T, k_cache_BKPD)
     return q_THD
 
 
-def _slot_error(slots_T: Tensor, cache_BKPD: Tensor) -> IndexError:
+def _check_slots(slots_T: Tensor, cache_BKPD: Tensor) -> None:
     num_slots = cache_BKPD.shape[0] * cache_BKPD.shape[2]
-    return IndexError(f"slots_T holds {slots_T.min()} .. {slots_T.max()}, must be within [0, {num_slots})")
+    if len(slots_T) and not 0 <= int(slots_T.min()) <= int(slots_T.max()) < num_slots:
+        raise IndexError(f"slots_T holds {slots_T.min()} .. {slots_T.max()}, must be within [0, {num_slots})")
 
 
 def _with_rows(x_THD: Tensor) -> Tensor:

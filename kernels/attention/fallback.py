@@ -55,7 +55,11 @@ def _gather(cache_BKPD: Tensor, table: Tensor, span: slice) -> Tensor:
     """Keys or values of the span's positions: [K, S, D]."""
     block_size = cache_BKPD.shape[2]
     first_block = span.start // block_size
-    blocks = table[first_block : (span.stop - 1) // block_size + 1]
+    last_block = (span.stop - 1) // block_size
+    blocks = table[first_block : last_block + 1]
+    num_blocks, wanted = len(cache_BKPD), last_block + 1 - first_block
+    if len(blocks) != wanted or not 0 <= int(blocks.min()) <= int(blocks.max()) < num_blocks:
+        raise IndexError(f"blocks {blocks.tolist()}: must be {wanted} of them, each within [0, {num_blocks})")
     found_KSD = cache_BKPD[blocks].transpose(0, 1).flatten(1, 2)
     return found_KSD[:, span.start - first_block * block_size : span.stop - first_block * block_size]
 

@@ -91,6 +91,11 @@ INLINE void weigh_values(const float* weights, const T* v, int64_t num_keys, int
     for (; d < size; d += LANES) columns(std::integral_constant<int, 1>{}, d);
 }
 
+// Ask for memory ahead: blocks lie anywhere, so that the processor can't guess where the next keys are.
+INLINE void prefetch(const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
+}
+
 // R rows from `row` on, against one key block.
 template <int R, class T>
 __attribute__((noinline)) void attend_block(const View<T>& view, const Task& task, const T* q, int64_t row,
@@ -100,6 +105,10 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
     alignas(64) float scores[WIDE * KEY_BLOCK], weights[R * KEY_BLOCK];
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);
+        if (next + KEY_BLOCK < task.end_key) {
+            Segment ahead = segment_at(view, task, next + KEY_BLOCK, task.end_key);
+            prefetch(view.k + ahead.k_offset, ahead.num_keys * size * sizeof(T));
+        }
         for (int64_t i = 0; i < at.num_keys; i += LANES / WIDE)
             score_keys<WIDE>(q + row * size, view.k + at.k_offset + i * size, std::min<int64_t>(LANES / WIDE, at.num_keys - i),
                              size, scores + next - key + i);
@@ -116,6 +125,10 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
     }
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);
+        if (next + KEY_BLOCK < task.end_key) {
+            Segment ahead = segment_at(view, task, next + KEY_BLOCK, task.end_key);
+            prefetch(view.v + ahead.v_offset, ahead.num_keys * size * sizeof(T));
+        }
         weigh_values<R>(weights + next - key, view.v + at.v_offset, at.num_keys, size, state.sums + row * size);
         next += at.num_keys;
     }

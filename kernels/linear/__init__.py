@@ -51,11 +51,11 @@ class PackedLinear:
         """Rows of the weight [T, K], in its dtype: an embedding lookup. ids_T: int64; IndexError when out of range."""
         check_shape("ids_T", ids_T, None)
         check_dtype("ids_T", ids_T, torch.int64)
-        return (
-            cpu.rows(self.data, ids_T, num_outputs=self.num_outputs, num_inputs=self.num_inputs)
-            if self.is_tiled
-            else self.data[ids_T]
-        )
+        if self.data.device.type == "cpu":
+            cpu.check_ids(ids_T, self.num_outputs)
+        if not self.is_tiled:
+            return self.data[ids_T]
+        return cpu.rows_tiled(self.data, ids_T, num_outputs=self.num_outputs, num_inputs=self.num_inputs)
 
     def weight_NK(self) -> Tensor:
         """The plain weight, unpacked into a new tensor or the one held."""

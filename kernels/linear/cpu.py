@@ -32,10 +32,14 @@ def pack(weight_NK: Tensor) -> Tensor | None:
     return tiles
 
 
-def rows(tiles: Tensor, ids_T: Tensor, *, num_outputs: int, num_inputs: int) -> Tensor:
-    """Rows of a tiled weight."""
+def check_ids(ids_T: Tensor, num_outputs: int) -> None:
+    """Raise IndexError when an id is no row of the weight: torch would count negative ones from the end."""
     if len(ids_T) and not 0 <= int(ids_T.min()) <= int(ids_T.max()) < num_outputs:
         raise IndexError(f"ids_T holds {int(ids_T.min())} .. {int(ids_T.max())}, must be within [0, {num_outputs})")
+
+
+def rows_tiled(tiles: Tensor, ids_T: Tensor, *, num_outputs: int, num_inputs: int) -> Tensor:
+    """Rows of a tiled weight."""
     ids_T = ids_T.contiguous()
     out_TK = torch.empty(len(ids_T), num_inputs, dtype=tiles.dtype)
     native = library.load()

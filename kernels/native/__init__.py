@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import get_num_threads as num_threads
 
-from hybrid_engine.kernels.native.build import build
+from hybrid_engine.kernels.native.builder import build
 
 __all__ = ["NativeLibrary", "num_threads", "prepare"]
 

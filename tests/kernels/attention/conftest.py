@@ -1,0 +1,75 @@
+"""Random caches whose unseen slots are NaN, and the tolerances of attention."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybrid_engine.kernels.attention import AttentionMeta, attention, reference
+
+TOLERANCE = {
+    # Sums of a few hundred float32 terms in another order.
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    # The fast paths round softmax weights to bfloat16 (8 bits) before they weigh the values, and the result once more:
+    # 2^-8 relative to values of about 3.
+    torch.bfloat16: {"rtol": 2e-2, "atol": 1.5e-2},
+}
+
+
+@dataclass
+class Problem:
+    """One call of attention."""
+
+    q_THD: Tensor
+    k_cache_BKPD: Tensor
+    v_cache_BKPD: Tensor
+    meta: AttentionMeta
+    options: dict
+
+    def run(self, function=attention) -> Tensor:
+        return function(
+            self.q_THD,
+            k_cache_BKPD=self.k_cache_BKPD,
+            v_cache_BKPD=self.v_cache_BKPD,
+            meta=self.meta,
+            scale=self.q_THD.shape[2] ** -0.5,
+            **self.options,
+        )
+
+    def check(self) -> None:
+        """The public function agrees with the reference."""
+        torch.testing.assert_close(self.run(), self.run(reference.attention), **TOLERANCE[self.q_THD.dtype])
+
+
+def lowest_seen(num_queries: int, num_keys: int, options: dict) -> int:
+    first = num_keys - num_queries
+    return reference.first_visible(first, window=options.get("window"), chunk=options.get("chunk"))
+
+
+def make_problem(
+    *, num_queries, num_keys, heads=4, kv_heads=2, size=32, block_size=16, dtype=torch.float32, **options
+) -> Problem:
+    """Requests with blocks in random order; whatever no query sees is NaN, table entries that nobody needs are wild."""
+    needs = [-(-n // block_size) for n in num_keys]
+    num_blocks = sum(needs) + 3
+    order = (torch.randperm(num_blocks - 1) + 1).tolist()
+    tables, caches = [], [torch.full((num_blocks, kv_heads, block_size, size), torch.nan) for _ in range(2)]
+    for queries, keys, need in zip(num_queries, num_keys, needs, strict=True):
+        table, order = order[:need], order[need:]
+        lowest = lowest_seen(queries, keys, options)
+        for position in range(lowest, keys):
+            for cache in caches:
+                cache[table[position // block_size], :, position % block_size] = torch.randn(kv_heads, size)
+        tables.append(table)
+    meta = AttentionMeta.build(num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=block_size)
+    for row, (queries, keys, need) in enumerate(zip(num_queries, num_keys, needs, strict=True)):
+        meta.block_tables_RB[row, : lowest_seen(queries, keys, options) // block_size] = -(10**6)
+        meta.block_tables_RB[row, need:] = 10**6
+    q_THD = torch.randn(sum(num_queries), heads, size).to(dtype)
+    return Problem(q_THD, caches[0].to(dtype), caches[1].to(dtype), meta, options)
+
+
+@pytest.fixture
+def problem():
+    return make_problem

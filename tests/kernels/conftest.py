@@ -1,0 +1,27 @@
+"""Every op is tested on each of its CPU paths: the C++ and torch alone."""
+
+import pytest
+import torch
+
+from hybrid_engine.kernels.native import NativeLibrary
+from hybrid_engine.kernels.native.builder import find_compiler
+
+
+@pytest.fixture(params=["native", "torch"])
+def cpu_path(request, monkeypatch):
+    """Run the test once on each path; its name."""
+    if request.param == "torch":
+        monkeypatch.setattr(NativeLibrary, "load", lambda library: None)
+    elif find_compiler() is None:
+        pytest.skip("no C++ compiler here")
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers_every_time():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request):
+    return request.param

@@ -1,0 +1,114 @@
+"""Packed linear layers against a plain product in float32."""
+
+import pytest
+import torch
+
+from hybrid_engine.errors import ShapeError
+from hybrid_engine.kernels.linear import PackedLinear, linear, reference
+
+pytestmark = pytest.mark.usefixtures("cpu_path")
+
+# Sums of up to 2,048 products of unit normals: float32 rounding in another order, or one rounding to bfloat16.
+TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-3}, torch.bfloat16: {"rtol": 2**-7, "atol": 2e-2}}
+
+
+def make(num_tokens, num_outputs, num_inputs, dtype):
+    return torch.randn(num_tokens, num_inputs).to(dtype), torch.randn(num_outputs, num_inputs).to(dtype)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 4, 5, 6, 7, 8, 13, 64, 100])
+def test_any_number_of_tokens(dtype, num_tokens):
+    x_TK, weight_NK = make(num_tokens, 200, 96, dtype)
+    expected = reference.linear(x_TK, weight_NK, None, out_dtype=dtype)
+    torch.testing.assert_close(linear(x_TK, PackedLinear.pack(weight_NK)), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (15, 2), (16, 33), (17, 640), (64, 7), (65, 2048)])
+def test_any_shape_of_weight(dtype, num_outputs, num_inputs):
+    x_TK, weight_NK = make(9, num_outputs, num_inputs, dtype)
+    expected = reference.linear(x_TK, weight_NK, None, out_dtype=dtype)
+    torch.testing.assert_close(linear(x_TK, PackedLinear.pack(weight_NK)), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("num_outputs", [70, 128])
+def test_a_bias_of_any_float_dtype_is_added(dtype, num_outputs):
+    x_TK, weight_NK = make(5, num_outputs, 64, dtype)
+    for bias_N in (torch.randn(num_outputs), torch.randn(num_outputs).bfloat16()):
+        expected = reference.linear(x_TK, weight_NK, bias_N, out_dtype=dtype)
+        torch.testing.assert_close(linear(x_TK, PackedLinear.pack(weight_NK), bias_N), expected, **TOLERANCE[dtype])
+
+
+def test_float32_results_of_bfloat16_weights_lose_nothing(cpu_path):
+    x_TK, weight_NK = make(3, 100, 64, torch.bfloat16)
+    got = linear(x_TK, PackedLinear.pack(weight_NK), out_dtype=torch.float32)
+    assert got.dtype == torch.float32
+    tolerance = TOLERANCE[torch.float32 if cpu_path == "native" else torch.bfloat16]
+    torch.testing.assert_close(got, x_TK.float() @ weight_NK.float().T, **tolerance)
+
+
+def test_rows_are_the_weights_rows(dtype):
+    _, weight_NK = make(0, 150, 33, dtype)
+    ids_T = torch.tensor([149, 0, 17, 17, 64, 127, 128])
+    packed = PackedLinear.pack(weight_NK)
+    assert torch.equal(packed.rows(ids_T), weight_NK[ids_T])
+    assert torch.equal(packed.weight_NK(), weight_NK)
+
+
+@pytest.mark.parametrize("token_id", [-1, 150])
+def test_a_row_that_does_not_exist_is_an_error(dtype, token_id):
+    packed = PackedLinear.pack(torch.zeros(150, 8, dtype=dtype))
+    with pytest.raises(IndexError):
+        packed.rows(torch.tensor([0, token_id]))
+
+
+def test_strided_inputs_and_weights_are_accepted(dtype):
+    x_TK, weight_NK = make(4, 40, 64, dtype)
+    wide = torch.zeros(4, 200).to(dtype)
+    wide[:, 50:114] = x_TK
+    transposed = weight_NK.T.contiguous().T
+    expected = reference.linear(x_TK, weight_NK, None, out_dtype=dtype)
+    packed = PackedLinear.pack(transposed)
+    torch.testing.assert_close(linear(wide[:, 50:114], packed), expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(linear(x_TK.T.contiguous().T, packed), expected, **TOLERANCE[dtype])
+
+
+def test_a_token_does_not_depend_on_its_neighbours(cpu_path):
+    if cpu_path == "torch":
+        pytest.skip("torch's product may depend on the batch")
+    x_TK, weight_NK = make(50, 200, 300, torch.bfloat16)
+    packed = PackedLinear.pack(weight_NK)
+    together = linear(x_TK, packed)
+    alone = torch.cat([linear(x_TK[i : i + 1], packed) for i in range(50)])
+    assert torch.equal(together, alone)
+
+
+def test_a_packed_weight_takes_no_more_memory_than_the_plain_one(dtype):
+    assert PackedLinear.pack(torch.zeros(256, 64, dtype=dtype)).num_bytes == 256 * 64 * dtype.itemsize
+
+
+def test_nan_inputs_spoil_their_own_token_alone():
+    x_TK, weight_NK = make(7, 33, 40, torch.bfloat16)
+    x_TK[3, 5] = torch.nan
+    out_TN = linear(x_TK, PackedLinear.pack(weight_NK))
+    assert out_TN[3].isnan().all()
+    assert not out_TN[[0, 1, 2, 4, 5, 6]].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("x_TK", "bias_N", "message"),
+    [
+        (torch.zeros(2, 9), None, "x_TK has shape"),
+        (torch.zeros(8), None, "x_TK has shape"),
+        (torch.zeros(2, 8).bfloat16(), None, "x_TK is"),
+        (torch.zeros(2, 8), torch.zeros(5), "bias_N has shape"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(x_TK, bias_N, message):
+    with pytest.raises(ShapeError, match=message):
+        linear(x_TK, PackedLinear.pack(torch.zeros(4, 8)), bias_N)
+
+
+@pytest.mark.parametrize("weight", [torch.zeros(4), torch.zeros(4, 4).half()])
+def test_weights_that_do_not_fit_are_refused(weight):
+    with pytest.raises(ShapeError, match="weight_NK"):
+        PackedLinear.pack(weight)

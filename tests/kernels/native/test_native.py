@@ -1,0 +1,148 @@
+"""Building C++ on first use: once, proven, beside torch's own threads, and never needed."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybrid_engine.kernels.native import builder
+from hybrid_engine.kernels.native.builder import build, find_compiler
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler here")
+
+GOOD = '#include <omp.h>\nextern "C" int self_test() { return omp_get_max_threads() > 0 ? 0 : 1; }\n'
+BAD_ANSWER = 'extern "C" int self_test() { return 3; }\n'
+ILLEGAL = 'extern "C" int self_test() { __builtin_trap(); }\n'
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """Writes a source beside an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "op" / "cpu.cpp"
+    path.parent.mkdir()
+
+    def write(text):
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def run_python(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@needs_compiler
+def test_a_source_is_compiled_once(source, monkeypatch):
+    path = build(source(GOOD))
+    assert path is not None
+    monkeypatch.setattr(builder, "_build_and_publish", lambda *_: pytest.fail("compiled again"))
+    assert build(source(GOOD)) == path
+
+
+@needs_compiler
+def test_a_changed_source_is_another_object(source):
+    assert build(source(GOOD)) != build(source(GOOD + "// changed\n"))
+
+
+@needs_compiler
+def test_a_changed_header_beside_it_is_another_object(source):
+    path = source(GOOD)
+    first = build(path)
+    path.with_name("part.h").write_text("// new\n")
+    assert build(path) != first
+
+
+@needs_compiler
+@pytest.mark.parametrize("text", [BAD_ANSWER, ILLEGAL, "not C++"], ids=["wrong", "illegal_instruction", "no_compile"])
+def test_what_fails_its_self_test_is_never_used(source, caplog, tmp_path, text):
+    with caplog.at_level(logging.WARNING):
+        assert build(source(text)) is None
+    assert "op runs on torch alone" in caplog.text
+    assert not list((tmp_path / "cache").rglob("*.so"))
+
+
+@needs_compiler
+def test_a_target_that_dies_gives_way_to_a_modest_one(source, monkeypatch):
+    monkeypatch.setattr(builder, "_targets", lambda: ("no-such-processor", "native"))
+    assert build(source(GOOD)) is not None
+
+
+def test_without_a_compiler_the_reason_is_logged(source, monkeypatch, caplog):
+    monkeypatch.setattr(builder, "find_compiler", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        assert build(source(GOOD)) is None
+    assert "no C++ compiler was found" in caplog.text
+
+
+@needs_compiler
+def test_a_home_that_cannot_be_written_is_no_obstacle(source, tmp_path, monkeypatch):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocker))
+    path = build(source(GOOD))
+    assert path is not None
+    assert ctypes.CDLL(str(path)).self_test() == 0
+
+
+def test_the_environment_can_turn_all_of_it_off():
+    code = "from hybrid_engine.kernels.native import prepare; print(any(prepare().values()))"
+    assert run_python(code, HYBRID_ENGINE_NATIVE="0") == "False"
+
+
+@needs_compiler
+def test_our_libraries_use_the_openmp_that_torch_brought():
+    code = """
+import re
+from pathlib import Path
+from hybrid_engine.kernels.native import prepare
+assert all(prepare().values())
+names = set(re.findall(r"/\\S*/(?:libgomp|libiomp5|libomp)\\S*", Path("/proc/self/maps").read_text()))
+print(len(names))
+"""
+    assert run_python(code) == "1"
+
+
+@needs_compiler
+def test_threads_are_not_doubled():
+    code = """
+import re
+from pathlib import Path
+import torch
+from hybrid_engine.kernels.linear import PackedLinear, linear
+torch.set_num_threads(4)
+count = lambda: int(re.search(r"Threads:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1))
+packed = PackedLinear.pack(torch.zeros(1024, 1024).bfloat16())
+torch.zeros(1 << 22).exp().sum()
+before = count()
+linear(torch.zeros(64, 1024).bfloat16(), packed)
+print(count() - before)
+"""
+    assert run_python(code) == "0"
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64"])
+def test_plainer_processors_get_the_same_answers(target):
+    if "x86" not in os.uname().machine:
+        pytest.skip("targets of another architecture")
+    tests = Path(__file__).parents[1]
+    chosen = [str(tests / folder) for folder in ("activation", "attention", "linear", "norm", "rope")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-k", "native", *chosen],
+        env={**os.environ, "HYBRID_ENGINE_MARCH": target},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
