@@ -16,7 +16,7 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenize
 
 import hybrid_engine
 from hybrid_engine import LLM, SamplingParams
-from hybrid_engine.kernels.native.build import find_compiler
+from hybrid_engine.kernels.native.builder import find_compiler
 
 VOCAB_SIZE = 64
 
