@@ -24,18 +24,28 @@ _NUCLEUS_SIZES = (64, 1024, 16384)
 
 def kth_highest(logits_V: np.ndarray, k: int) -> float:
     """Return the k-th highest logit, equal ones counted each; 1 <= k <= V."""
-    block_size = min(_MAX_BLOCK_SIZE, len(logits_V) // (_BLOCKS_PER_WANTED * k))
-    if block_size >= _MIN_BLOCK_SIZE:
-        maxima = np.maximum.reduceat(logits_V, np.arange(0, len(logits_V), block_size))
-        bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
-        logits_V = logits_V[logits_V >= bound]
-    return float(np.partition(logits_V, len(logits_V) - k)[len(logits_V) - k])
+    candidates = logits_V[_candidates(logits_V, k)]
+    return float(np.partition(candidates, len(candidates) - k)[len(candidates) - k])
 
 
 def highest(logits_V: np.ndarray, k: int) -> np.ndarray:
     """Return the ids of the k highest logits, the highest first, equal ones by id."""
-    token_ids = np.flatnonzero(logits_V >= np.float32(kth_highest(logits_V, k)))
-    return token_ids[np.argsort(-logits_V[token_ids], kind="stable")[:k]]
+    token_ids = _candidates(logits_V, k)
+    candidates = logits_V[token_ids]
+    if len(candidates) > k:
+        kept = candidates >= np.partition(candidates, len(candidates) - k)[len(candidates) - k]
+        token_ids, candidates = token_ids[kept], candidates[kept]
+    return token_ids[np.argsort(-candidates, kind="stable")[:k]]
+
+
+def _candidates(logits_V: np.ndarray, k: int) -> np.ndarray:
+    """Return the ids, ascending, of not many more than k logits, the k highest among them."""
+    block_size = min(_MAX_BLOCK_SIZE, len(logits_V) // (_BLOCKS_PER_WANTED * k))
+    if block_size < _MIN_BLOCK_SIZE:
+        return np.arange(len(logits_V))
+    maxima = np.maximum.reduceat(logits_V, np.arange(0, len(logits_V), block_size))
+    bound = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
+    return np.flatnonzero(logits_V >= bound)
 
 
 def lowest_kept(logits_V: np.ndarray, sampling: SamplingParams, *, peak: float, scratch_V: np.ndarray) -> float:

@@ -139,7 +139,7 @@ def test_logprobs_are_of_the_model_and_not_of_what_was_sampled_from(hand):
 @pytest.mark.parametrize("chunk", [1, 4, 4096])
 def test_prompt_logprobs_are_those_of_each_next_prompt_token(hand, chunk):
     hand.add("a", PROMPT, SamplingParams(temperature=0, prompt_logprobs=2))
-    hand.add("b", PROMPT)
+    hand.add("b", PROMPT[::-1])
     found = []
     while len(found) < len(PROMPT) - 1:
         size = min(chunk, len(PROMPT) - hand.num_computed["a"])

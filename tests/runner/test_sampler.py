@@ -91,6 +91,8 @@ def test_a_vocabulary_of_several_blocks_is_drawn_from_evenly():
         SamplingParams(top_p=0.999, temperature=2.5),
         SamplingParams(top_p=0.97, temperature=40),
         SamplingParams(min_p=1),
+        SamplingParams(min_p=0.05, temperature=0.5),
+        SamplingParams(min_p=0.3, top_k=200),
         SamplingParams(top_k=40, top_p=0.5),
     ],
 )
