@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -62,14 +64,16 @@ def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: Ma
     """All of the above, one after the other."""
     from hybrid_engine.bench import engine, kernels, scheduler
 
-    reports = [*scheduler.run(), *kernels.run(num_threads=threads), *engine.run(num_threads=threads)]
-    _show(reports, json, markdown)
+    runs = (scheduler.run(), kernels.run(num_threads=threads), engine.run(num_threads=threads))
+    _show(itertools.chain.from_iterable(runs), json, markdown)
 
 
-def _show(reports: list[Report], json: Path | None, markdown: Path | None) -> None:
+def _show(found: Iterable[Report], json: Path | None, markdown: Path | None) -> None:
     console = Console(width=110)
-    for each in reports:
+    reports: list[Report] = []
+    for each in found:
         report.print_report(each, console)
+        reports.append(each)
     if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
         console.print("OMP_WAIT_POLICY is not PASSIVE: anything else that runs on this machine distorts the figures")
     if json is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ FIRST_TOKEN_ID, END_TOKEN_ID = 1_000, 200_000
 
 def run(
     *, model: Path | None = None, num_rounds: int = 3, num_threads: int | None = None, with_peers: bool = True
-) -> list[Report]:
+) -> Iterator[Report]:
     """Compare the engines with one request, and with eight at once.
 
     model: a GGUF file; None: the one that the demo extra brings. num_threads: None: as torch has it.
@@ -41,14 +41,12 @@ def run(
     ours = HybridEngine(gguf_file, num_threads=num_threads)
     generate, continuous, notes = _load_peers(gguf_file) if with_peers else (None, None, ())
     notes = (f"{PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens each, bfloat16, {num_threads} threads", *notes)
-    reports = []
     for num_prompts, goal in ((1, 1.2), (NUM_CONCURRENT, 1.5)):
         # Continuous batching of a single request is no case that anybody runs.
         others = [peer for peer in (generate, continuous if num_prompts > 1 else None) if peer is not None]
         speeds = measure([ours, *others], num_prompts, num_rounds)
         title = f"Engine speed, {num_prompts} request{'s' if num_prompts > 1 else ''} at once"
-        reports.append(Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, goal)), notes))
-    return reports
+        yield Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, goal)), notes)
 
 
 def measure(peers: Sequence[Peer], num_prompts: int, num_rounds: int) -> dict[str, list[float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 
 import torch
@@ -22,7 +22,7 @@ SECONDS_IN_ROUND = 0.1
 Operation = Callable[[], object]
 
 
-def run(*, num_rounds: int = 5, num_threads: int | None = None) -> list[Report]:
+def run(*, num_rounds: int = 5, num_threads: int | None = None) -> Iterator[Report]:
     """Time each kernel and torch's counterpart in turns."""
     torch.set_num_threads(num_threads or torch.get_num_threads())
     torch.manual_seed(0)
@@ -34,7 +34,7 @@ def run(*, num_rounds: int = 5, num_threads: int | None = None) -> list[Report]:
             figures.append(Figure(name, "µs", tuple(mine * 1e6 for mine, _ in times)))
             figures.append(Figure("  torch's time / ours", "x", tuple(torchs / mine for mine, torchs in times)))
     note = f"bfloat16, {torch.get_num_threads()} threads; torch's attention gets its keys and values in one piece"
-    return [Report("Kernels", tuple(figures), (note,))]
+    yield Report("Kernels", tuple(figures), (note,))
 
 
 def _seconds(operation: Operation) -> float:
