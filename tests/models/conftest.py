@@ -1,0 +1,111 @@
+"""Running a model without an engine, and tiny checkpoints made with transformers' own classes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hybrid_engine.kernels.attention import AttentionMeta
+from hybrid_engine.models.base import ForwardBatch, LayerCache, Model
+from hybrid_engine.models.registry import load_model
+from hybrid_engine.weights import open_checkpoint
+
+
+class PagedRun:
+    """Requests of a model, their keys and values in blocks that lie in no order; each kind of layer has its own tables.
+
+    The caches start as NaN, so that a slot read before it is written shows.
+    """
+
+    def __init__(self, model: Model, *, num_requests: int = 1, max_tokens: int = 64, block_size: int = 4) -> None:
+        self.model = model
+        self.block_size = block_size
+        num_blocks = -(-max_tokens // block_size)
+        self.token_ids: list[list[int]] = [[] for _ in range(num_requests)]
+        order = random.Random(0)
+        self.tables: dict[str, list[list[int]]] = {}
+        for kind in sorted({layer.kind for layer in model.info.layers}):
+            blocks = list(range(1, num_requests * num_blocks + 1))
+            order.shuffle(blocks)
+            self.tables[kind] = [blocks[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
+        self.caches = tuple(
+            LayerCache(*(self._empty(num_requests * num_blocks + 1, layer) for _ in "kv"))
+            for layer in model.info.layers
+        )
+
+    def _empty(self, num_blocks: int, layer) -> Tensor:
+        shape = (num_blocks, layer.num_kv_heads, self.block_size, layer.head_size)
+        return torch.full(shape, torch.nan, dtype=self.model.dtype)
+
+    @torch.inference_mode()
+    def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """Compute each request's next tokens, all in one batch: float32 logits [tokens, V] by request."""
+        positions = [range(len(self.token_ids[r]), len(self.token_ids[r]) + len(new)) for r, new in chunks.items()]
+        for request, new in chunks.items():
+            self.token_ids[request].extend(new)
+        num_queries = [len(new) for new in chunks.values()]
+        metas = {
+            kind: AttentionMeta.build(
+                num_queries=num_queries,
+                num_keys=[len(self.token_ids[request]) for request in chunks],
+                block_tables=[tables[request] for request in chunks],
+                block_size=self.block_size,
+            )
+            for kind, tables in self.tables.items()
+        }
+        batch = ForwardBatch(
+            token_ids_T=torch.tensor([token for new in chunks.values() for token in new]),
+            positions_T=torch.tensor([position for span in positions for position in span]),
+            metas=tuple(metas[layer.kind] for layer in self.model.info.layers),
+            caches=self.caches,
+        )
+        logits_TV = self.model.logits(self.model(batch))
+        return dict(zip(chunks, logits_TV.split(num_queries), strict=True))
+
+
+@pytest.fixture(scope="session")
+def paged_run() -> type[PagedRun]:
+    return PagedRun
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Callable[..., tuple[torch.nn.Module, Model]]:
+    """Return a maker of pairs: transformers' tiny random model of a config, and ours loaded from what it saved."""
+    made: dict[str, tuple[torch.nn.Module, Model]] = {}
+
+    def make(model_class, config) -> tuple[torch.nn.Module, Model]:
+        key = config.to_json_string()
+        if key not in made:
+            folder = tmp_path_factory.mktemp("tiny")
+            save_random(model_class, config, folder)
+            theirs = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+            made[key] = theirs, load_model(open_checkpoint(folder), dtype=torch.float32)
+        return made[key]
+
+    return make
+
+
+def save_random(model_class, config, folder: Path, **options) -> None:
+    """Save a model in which every parameter is random: norms and biases too, which start as zeros or ones."""
+    torch.manual_seed(0)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
+    model.save_pretrained(folder, **options)
+
+
+@pytest.fixture(scope="session")
+def save_tiny() -> Callable[..., None]:
+    return save_random
+
+
+@pytest.fixture(scope="session")
+def excerpt(repository: Path) -> str:
+    """Return about 20 KB of War and Peace."""
+    return (repository / "tests" / "data" / "war_and_peace_excerpt.txt").read_text(encoding="utf-8")
