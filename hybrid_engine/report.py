@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import AttentionSpec
@@ -28,15 +29,22 @@ def summary(plan: EnginePlan) -> str:
     )
 
 
+def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
+    """Return an empty table that fits a terminal of 80 columns. left: columns that hold words rather than numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
+
+
 def layer_table(info: ModelInfo) -> Table:
     """Show what each layer is."""
-    table = Table(title="Layers", title_justify="left")
-    for column in ("layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"):
-        table.add_column(column, justify="left" if column in ("kind", "sees", "rope scaling") else "right")
+    columns = ("layer", "attention", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling")
+    table = new_table("Layers", *columns, left=("attention", "sees", "rope scaling"))
     for layer in info.layers:
         table.add_row(
             str(layer.index),
-            layer.kind.replace("_", " "),
+            layer.kind.removesuffix("_attention"),
             _layer_reach(layer),
             str(layer.num_heads),
             str(layer.num_kv_heads),
@@ -50,15 +58,15 @@ def layer_table(info: ModelInfo) -> Table:
 def group_table(plan: EnginePlan) -> Table:
     """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
     memory = plan.memory
-    table = Table(title=f"Cache memory: {format_bytes(memory.memory_bytes)}", title_justify="left")
-    for column in ("group", "keeps", "layers", "block", "bytes a block", "blocks", "tokens", "bytes"):
-        table.add_column(column, justify="left" if column in ("keeps", "layers") else "right")
+    columns = ("group", "keeps", "layers", "tokens a block", "bytes a block", "blocks", "tokens", "bytes")
+    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
+    table = new_table(title, *columns, left=("keeps", "layers"))
     for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
             f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
-            f"{group.block_size} tokens",
+            str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
             f"{num_blocks * group.block_size:,}",
@@ -81,14 +89,14 @@ def capacity_line(plan: EnginePlan) -> str:
 def _layer_reach(layer: LayerInfo) -> str:
     if layer.window is not None:
         return f"last {layer.window:,}"
-    return "all" if layer.chunk is None else f"its chunk of {layer.chunk:,}"
+    return "all" if layer.chunk is None else f"chunk of {layer.chunk:,}"
 
 
 def _spec_reach(spec: AttentionSpec) -> str:
     window, chunk = getattr(spec, "window", None), getattr(spec, "chunk", None)
     if window is not None:
-        return f"last {window:,} tokens"
-    return "all tokens" if chunk is None else f"chunk of {chunk:,} tokens"
+        return f"last {window:,}"
+    return "all" if chunk is None else f"chunk of {chunk:,}"
 
 
 def _ranges(indices: tuple[int, ...]) -> str:

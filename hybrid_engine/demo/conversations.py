@@ -62,19 +62,24 @@ class Conversation:
     example: tuple[str, str]
     """A question and its answer that show the agent's way of speaking."""
     transcript: str = field(init=False)
+    prompts: list[str] = field(default_factory=list)
+    """One for each question asked so far."""
 
     def __post_init__(self) -> None:
         question, answer = self.example
-        self.transcript = f"{HANDBOOK}Conversation with the {self.agent}.\n"
-        self.add(question, f" {answer}")
+        self.transcript = (
+            f"{HANDBOOK}Conversation with the {self.agent}.\nVisitor: {question}\n{self.agent}: {answer}\n"
+        )
 
     def prompt(self, turn: int) -> str:
-        """Return all that was said so far and the turn's question, up to where the answer begins."""
-        return f"{self.transcript}Visitor: {self.questions[turn]}\n{self.agent}:"
+        """Return all that was said before a turn and its question, up to where the answer begins."""
+        if turn == len(self.prompts):
+            self.prompts.append(f"{self.transcript}Visitor: {self.questions[turn]}\n{self.agent}:")
+        return self.prompts[turn]
 
-    def add(self, question: str, answer: str) -> None:
-        """Take an answer into the transcript, exactly as it was generated, so that the next prompt extends this one."""
-        self.transcript += f"Visitor: {question}\n{self.agent}:{answer}\n"
+    def answer(self, turn: int, text: str) -> None:
+        """Take an answer exactly as it was generated, so that the next prompt extends this one."""
+        self.transcript = f"{self.prompts[turn]}{text}\n"
 
 
 def make_conversations() -> list[Conversation]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from hybrid_engine import report
@@ -16,17 +17,19 @@ from hybrid_engine.llm import LLM
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.sampling_params import SamplingParams
 
-ROUNDS = (((0, 0),), ((1, 0), (2, 0)), ((0, 1), (1, 1), (2, 1)), ((0, 2), (1, 2), (2, 2)))
+ROUNDS = (((0, 0),), ((1, 0), (2, 0)), ((0, 1), (1, 1), (2, 1)), ((0, 2), (1, 2), (2, 2)), ((0, 0),))
 """(agent, turn) of the requests that are sent together. The first agent comes first, so that the others, who begin with
-the same handbook, can find it."""
+the same handbook, can find it; its first prompt comes again at the end."""
 
 REASONS = {
     "hit": "found in the cache, not computed",
     "last": "the last token: always computed, because the answer's first token comes from it",
     "never seen": "nobody had sent this before",
     "evicted": "was known, but its memory was needed for something else",
+    "missing state": "the full-attention layers had it, but no recurrent state to go on from was there",
     "missing window": "the full-attention layers had it, the sliding-window layers no longer did",
     "alignment": "known, but between two positions at which a request can go on",
+    "disabled": "the cache was not read",
 }
 
 
@@ -55,8 +58,14 @@ class Answered:
 
     conversation: Conversation
     turn: int
+    is_repeat: bool
     with_cache: RequestOutput
     without_cache: RequestOutput
+
+    @property
+    def name(self) -> str:
+        """The request's name in the table."""
+        return f"{self.conversation.agent} {self.turn + 1}{' again' if self.is_repeat else ''}"
 
     @property
     def is_equal(self) -> bool:
@@ -81,17 +90,18 @@ class Demo:
         self._llm.reset_prefix_cache()
         for number, entries in enumerate(ROUNDS):
             conversations = [(self._conversations[agent], turn) for agent, turn in entries]
+            repeats = [turn < len(conversation.prompts) for conversation, turn in conversations]
             prompts = [conversation.prompt(turn) for conversation, turn in conversations]
             # Each mode goes first in every other round, so that a busy moment of the machine favours neither.
             if number % 2:
                 without, cached = self._generate(prompts, reads_cache=False), self._generate(prompts, reads_cache=True)
             else:
                 cached, without = self._generate(prompts, reads_cache=True), self._generate(prompts, reads_cache=False)
-            for (conversation, turn), with_cache, without_cache in zip(conversations, cached, without, strict=True):
-                self._take(Answered(conversation, turn, with_cache, without_cache))
+            for index, (conversation, turn) in enumerate(conversations):
+                self._take(Answered(conversation, turn, repeats[index], cached[index], without[index]))
 
     def _generate(self, prompts: list[str], *, reads_cache: bool) -> list[RequestOutput]:
-        sampling = SamplingParams(max_tokens=40, temperature=0, stop="\n", skip_reading_prefix_cache=not reads_cache)
+        sampling = SamplingParams(max_tokens=40, temperature=0, stop=("\n",), skip_reading_prefix_cache=not reads_cache)
         # A salt of its own: what one mode computes can't be found by the other.
         salted = [{"prompt": prompt, "cache_salt": "on" if reads_cache else "off"} for prompt in prompts]
         start = time.perf_counter()
@@ -103,9 +113,11 @@ class Demo:
         self.answered.append(answered)
         conversation, output = answered.conversation, answered.with_cache
         question, answer = conversation.questions[answered.turn], output.outputs[0].text
-        conversation.add(question, answer)
+        if not answered.is_repeat:
+            conversation.answer(answered.turn, answer)
         self._console.print(
-            f"  [bold]{conversation.agent}[/bold]  {question}\n    [green]{answer.strip()}[/green]\n"
+            f"  {conversation.agent} is asked{' again' if answered.is_repeat else ''}: {escape(question)}\n"
+            f"    [bold green]{escape(answer.strip())}[/bold green]\n"
             f"    [dim]{output.cache} tokens[/dim]",
             highlight=False,
         )
@@ -113,29 +125,38 @@ class Demo:
 
 def request_table(answered: Iterable[Answered]) -> Table:
     """Show for each request where its prompt's tokens came from, and the wait for its first token both ways."""
-    table = Table(title="Each prompt's tokens, and the wait for the first token", title_justify="left")
-    table.add_column("request")
-    for column in ("prompt", "hit", "computed", *list(REASONS)[1:], "wait, cache on", "wait, off"):
-        table.add_column(column, justify="right")
-    for request in answered:
-        cache = request.with_cache.cache
-        assert cache is not None
-        reasons = {"last": cache.LAST} | {name.replace("_", " "): count for name, count in cache.reasons().items()}
+    counts = [(request, token_counts(request.with_cache)) for request in answered]
+    seen = [name for name in REASONS if any(count[name] for _, count in counts)]
+    table = report.new_table(
+        "Where each prompt's tokens came from, and the seconds to the answer's first token",
+        *("request", "prompt", *seen, "computed", "cache on", "off"),
+        left=("request",),
+    )
+    for request, count in counts:
+        prompt = sum(count.values())
         table.add_row(
-            f"{request.conversation.agent}, question {request.turn + 1}",
-            *(f"{count:,}" for count in (cache.num_prompt_tokens, cache.hit, cache.num_computed)),
-            *(f"{reasons[name]:,}" for name in list(REASONS)[1:]),
-            *(f"{output.metrics.ttft_seconds:.2f} s" for output in (request.with_cache, request.without_cache)),
+            request.name,
+            *(f"{number:,}" for number in (prompt, *(count[name] for name in seen), prompt - count["hit"])),
+            *(f"{output.metrics.ttft_seconds:.2f}" for output in (request.with_cache, request.without_cache)),
         )
     return table
 
 
+def token_counts(output: RequestOutput) -> dict[str, int]:
+    """Return the tokens of a prompt by where they came from; the numbers add up to the prompt."""
+    cache = output.cache
+    assert cache is not None, f"request {output.request_id} ended without having run"
+    counts = {"hit": cache.hit, "last": cache.LAST}
+    counts |= {name.replace("_", " "): count for name, count in cache.reasons().items()}
+    assert sum(counts.values()) == len(output.prompt_token_ids), f"{cache} doesn't add up"
+    return counts
+
+
 def speed_table(on: Totals, off: Totals) -> Table:
     """Show what the cache saved in this run."""
-    table = Table(title="The same requests with the prefix cache on and off, in turns", title_justify="left")
-    table.add_column("prefix cache")
-    for column in ("prompt tokens", "of these computed", "answer tokens", "seconds", "tokens/s", "answer tokens/s"):
-        table.add_column(column, justify="right")
+    columns = ("prompt tokens", "computed", "answer tokens", "seconds", "tokens/s", "answer tokens/s")
+    title = "The same requests with the prefix cache on and off, in turns"
+    table = report.new_table(title, "prefix cache", *columns, left=("prefix cache",))
     for name, totals in (("on", on), ("off", off)):
         table.add_row(
             name,
@@ -156,8 +177,8 @@ def run_demo(console: Console | None = None) -> Demo:
     console.print(f"{report.summary(llm.engine_plan)} (loaded in {time.perf_counter() - start:.1f} s)", highlight=False)
     console.print(report.layer_table(llm.model_info))
     console.print(
-        "Most layers see only the last tokens and need to keep no others; a few see everything. Layers that keep the "
-        "same form a group with its own memory:"
+        "Most layers see only the last tokens and keep no others; a few see everything. Layers that keep the same form "
+        "a group with memory of its own, and a prompt can go on where every group still has what it needs.\n"
     )
     console.print(report.group_table(llm.engine_plan))
     console.print(report.capacity_line(llm.engine_plan), highlight=False)
@@ -170,9 +191,9 @@ def run_demo(console: Console | None = None) -> Demo:
     demo.run()
     console.print()
     console.print(request_table(demo.answered))
-    for name, meaning in REASONS.items():
-        console.print(f"  [bold]{name}[/bold]: {meaning}", highlight=False)
-    console.print()
+    for name in ("hit", "last", "never seen", "evicted", "missing window", "alignment"):
+        console.print(f"  [bold]{name}[/bold]: {REASONS[name]}", highlight=False)
+    console.print("A reason that took no token has no column.\n")
     console.print(speed_table(demo.on, demo.off))
     console.print(_verdict(demo), highlight=False)
     return demo
