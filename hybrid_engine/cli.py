@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -171,6 +172,8 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line. Exits with 2 for the caller's mistakes and 1 for ours, with one line on stderr."""
+    # Read once, when torch loads: threads that spin while they wait slow each other down on a busy machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(arguments)
     except HybridEngineError as error:
