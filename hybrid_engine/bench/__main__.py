@@ -79,7 +79,18 @@ def _show(found: Iterable[Report], json: Path | None, markdown: Path | None) -> 
     if json is not None:
         report.write_json(reports, json)
     if markdown is not None:
-        report.write_markdown(reports, markdown, command=f"python -m hybrid_engine.bench {shlex.join(sys.argv[1:])}")
+        report.write_markdown(reports, markdown, command=_command(sys.argv[1:]))
+
+
+def _command(arguments: list[str]) -> str:
+    """Return the command as anybody can repeat it: where the figures were written to is nobody's concern."""
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument in ("--json", "--markdown", "--model"):
+            next(rest)
+        elif not argument.startswith(("--json=", "--markdown=", "--model=")):
+            kept.append(argument)
+    return shlex.join(["python", "-m", "hybrid_engine.bench", *kept])
 
 
 if __name__ == "__main__":
