@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybrid_engine.kernels.attention import fallback, reference
 from hybrid_engine.kernels.attention.meta import AttentionMeta
+from hybrid_engine.kernels.checks import FLOATS
 from hybrid_engine.kernels.native import NativeLibrary, num_threads
 
 _LANES = 16
@@ -136,9 +137,8 @@ def qkv_norm_rope_write(
 ) -> Tensor:
     """As reference.qkv_norm_rope_write."""
     native = library.load()
-    norm_dtypes = {norm_D.dtype for norm_D in (q_norm_D, k_norm_D) if norm_D is not None} or {torch.float32}
-    is_fast = len(norm_dtypes) == 1 and norm_dtypes <= {torch.float32, torch.bfloat16}
-    if native is None or not is_fast or not _can_run(k_cache_BKPD, v_cache_BKPD):
+    norm_dtype = _norm_dtype(q_norm_D, k_norm_D)
+    if native is None or norm_dtype is None or not _can_run(k_cache_BKPD, v_cache_BKPD):
         _check_slots(slots_T, k_cache_BKPD)
         return reference.qkv_norm_rope_write(
             qkv_TC,
@@ -172,7 +172,7 @@ def qkv_norm_rope_write(
         sin_TD.data_ptr(),
         None if q_norm_D is None else q_norm_D.data_ptr(),
         None if k_norm_D is None else k_norm_D.data_ptr(),
-        norm_dtypes == {torch.bfloat16},
+        norm_dtype == torch.bfloat16,
         zero_centered,
         num_tokens,
         num_heads,
@@ -187,6 +187,16 @@ def qkv_norm_rope_write(
     if not is_done:
         _check_slots(slots_T, k_cache_BKPD)
     return q_THD
+
+
+def _norm_dtype(q_norm_D: Tensor | None, k_norm_D: Tensor | None) -> torch.dtype | None:
+    """The weights' dtype, float32 without weights, None when the C++ doesn't take them."""
+    first = k_norm_D if q_norm_D is None else q_norm_D
+    if first is None:
+        return torch.float32
+    if k_norm_D is not None and k_norm_D.dtype != first.dtype:
+        return None
+    return first.dtype if first.dtype in FLOATS else None
 
 
 def _check_slots(slots_T: Tensor, cache_BKPD: Tensor) -> None:

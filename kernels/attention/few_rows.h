@@ -31,9 +31,18 @@ struct Pair<bf16> {
 };
 #endif
 
+constexpr int64_t AHEAD_BYTES = 8192;  // of keys, and as much of values: 16 keys of 256 bfloat16; more was slower
+
+// Blocks lie anywhere, so the processor can't guess where the next keys are: each line that is read asks for the one
+// `ahead` of it. One by one, for a burst of requests would hold up the work that they should run beside.
+template <class T>
+INLINE void prefetch(const T* line, int64_t ahead) {
+    __builtin_prefetch((const char*)line + ahead, 0, 2);
+}
+
 // Scores of R rows with 16 / R keys that lie one after the other, of which `there` exist: scores[row * KEY_BLOCK + key].
 template <int R, class T>
-INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t size, float* scores) {
+INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t ahead, int64_t size, float* scores) {
     typedef Pair<T> P;
     constexpr int KEYS = LANES / R;
     const T* key[KEYS];
@@ -47,6 +56,7 @@ INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t size, floa
 #pragma GCC unroll 16
         for (int i = 0; i < KEYS; i++) {
             typename P::V x = P::get(key[i] + d);
+            prefetch(key[i] + d, ahead);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) total[r * KEYS + i] = P::add(total[r * KEYS + i], x, row[r]);
         }
@@ -61,39 +71,51 @@ INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t size, floa
     for (int r = 0; r < R; r++) memcpy(scores + r * KEY_BLOCK, found + r * KEYS, there * sizeof(float));
 }
 
-// sums[R][size] += weights[R][KEY_BLOCK] times values that lie one after the other.
-template <int R, class T>
-INLINE void weigh_values(const float* weights, const T* v, int64_t num_keys, int64_t size, float* sums) {
-    constexpr int TILES = R > 4 ? 2 : 4;
-    auto columns = [&](auto tiles, int64_t d) __attribute__((always_inline)) {
-        constexpr int N = decltype(tiles)::value;
-        vf total[R][N];
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
+// N tiles of sums[R][size] += weights[R][KEY_BLOCK] times values that lie one after the other.
+template <int R, int N, class T>
+INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t ahead, int64_t size, float* sums) {
+    typedef Line<T> L;
+    vf total[R][N];
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) total[r][n] = load(sums + r * size + d + n * LANES);
-        for (int64_t i = 0; i < num_keys; i++) {
-            vf x[N];
+    for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) x[n] = load(v + i * size + d + n * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) total[r][n] = load(sums + r * size + n * LANES);
+    auto add_keys = [&](int64_t i, const T* second, const T* weight, int64_t weight_stride) METHOD {
+        for (int key = 0; key < L::DEPTH; key++)
+            for (int byte = 0; byte < N * LANES * (int)sizeof(T); byte += 64)
+                prefetch((const char*)(v + (i + key) * size) + byte, ahead);
+        typename L::Weights x[N];
 #pragma GCC unroll 4
-                for (int n = 0; n < N; n++) total[r][n] += x[n] * weights[r * KEY_BLOCK + i];
+        for (int n = 0; n < N; n++) {
+            vu line = value_line(v + i * size, second, n * LANES);
+            x[n] = L::weights((const T*)&line);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-            for (int n = 0; n < N; n++) store(sums + r * size + d + n * LANES, total[r][n]);
+        for (int r = 0; r < R; r++) {
+            typename L::Input w = L::input(weight + r * weight_stride);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) total[r][n] = L::add(total[r][n], x[n], w);
+        }
     };
-    int64_t d = 0;
-    for (; d + TILES * LANES <= size; d += TILES * LANES) columns(std::integral_constant<int, TILES>{}, d);
-    for (; d < size; d += LANES) columns(std::integral_constant<int, 1>{}, d);
+    int64_t i = 0;
+    for (; i + L::DEPTH <= num_keys; i += L::DEPTH)
+        add_keys(i, v + (i + L::DEPTH - 1) * size, weights + i, KEY_BLOCK);
+    if (i < num_keys) {  // one key left of a pair
+        T last[R][L::DEPTH] = {};
+        for (int r = 0; r < R; r++) last[r][0] = weights[r * KEY_BLOCK + i];
+        add_keys(i, nullptr, last[0], L::DEPTH);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (int n = 0; n < N; n++) store(sums + r * size + n * LANES, total[r][n]);
 }
 
-// Ask for memory ahead: blocks lie anywhere, so that the processor can't guess where the next keys are.
-INLINE void prefetch(const void* from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)from + i, 0, 2);
+template <int R, class T>
+INLINE void weigh_values(const T* weights, const T* v, int64_t num_keys, int64_t ahead, int64_t size, float* sums) {
+    int64_t d = 0;
+    for (; d + 4 * LANES <= size; d += 4 * LANES) weigh_tiles<R, 4>(weights, v + d, num_keys, ahead, size, sums + d);
+    for (; d < size; d += LANES) weigh_tiles<R, 1>(weights, v + d, num_keys, ahead, size, sums + d);
 }
 
 // R rows from `row` on, against one key block.
@@ -101,17 +123,16 @@ template <int R, class T>
 __attribute__((noinline)) void attend_block(const View<T>& view, const Task& task, const T* q, int64_t row,
                                             int64_t key, const State& state) {
     const int64_t size = view.size, end = std::min(key + KEY_BLOCK, task.end_key), start = std::max(key, task.first_key);
+    const int64_t ahead_keys = std::max<int64_t>(1, AHEAD_BYTES / (size * sizeof(T)));
     constexpr int WIDE = R == 3 ? 4 : R;  // rows scored at once
-    alignas(64) float scores[WIDE * KEY_BLOCK], weights[R * KEY_BLOCK];
+    alignas(64) float scores[WIDE * KEY_BLOCK];
+    alignas(64) T weights[R * KEY_BLOCK];
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);
-        if (next + KEY_BLOCK < task.end_key) {
-            Segment ahead = segment_at(view, task, next + KEY_BLOCK, task.end_key);
-            prefetch(view.k + ahead.k_offset, ahead.num_keys * size * sizeof(T));
-        }
+        Segment ahead = next + ahead_keys < task.end_key ? segment_at(view, task, next + ahead_keys, task.end_key) : at;
         for (int64_t i = 0; i < at.num_keys; i += LANES / WIDE)
             score_keys<WIDE>(q + row * size, view.k + at.k_offset + i * size, std::min<int64_t>(LANES / WIDE, at.num_keys - i),
-                             size, scores + next - key + i);
+                             (ahead.k_offset - at.k_offset) * sizeof(T), size, scores + next - key + i);
         next += at.num_keys;
     }
     for (int64_t r = 0; r < R; r++) {
@@ -125,11 +146,9 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
     }
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);
-        if (next + KEY_BLOCK < task.end_key) {
-            Segment ahead = segment_at(view, task, next + KEY_BLOCK, task.end_key);
-            prefetch(view.v + ahead.v_offset, ahead.num_keys * size * sizeof(T));
-        }
-        weigh_values<R>(weights + next - key, view.v + at.v_offset, at.num_keys, size, state.sums + row * size);
+        Segment ahead = next + ahead_keys < task.end_key ? segment_at(view, task, next + ahead_keys, task.end_key) : at;
+        weigh_values<R>(weights + next - key, view.v + at.v_offset, at.num_keys,
+                        (ahead.v_offset - at.v_offset) * sizeof(T), size, state.sums + row * size);
         next += at.num_keys;
     }
 }

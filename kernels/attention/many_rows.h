@@ -59,21 +59,13 @@ void lay_keys(const BlockRows<T>& rows, uint32_t* lines, int64_t size) {
 }
 
 // Lines for the product with weights: [keys / DEPTH][size][DEPTH].
-INLINE void lay_values(const BlockRows<float>& rows, float* lines, int64_t size) {
-    for (int64_t i = 0; i < KEY_BLOCK; i++)
-        rows.v[i] ? (void)memcpy(lines + i * size, rows.v[i], size * 4) : (void)memset(lines + i * size, 0, size * 4);
-}
-INLINE vu words_of(const bf16* row, int64_t d) {
-    if (!row) return vu{};
-    vh half;
-    memcpy(&half, row + d, sizeof half);
-    return __builtin_convertvector(half, vu);
-}
-INLINE void lay_values(const BlockRows<bf16>& rows, bf16* lines, int64_t size) {
-    for (int64_t i = 0; i < KEY_BLOCK; i += 2)
+template <class T>
+void lay_values(const BlockRows<T>& rows, T* lines, int64_t size) {
+    constexpr int depth = Line<T>::DEPTH;
+    for (int64_t i = 0; i < KEY_BLOCK; i += depth)
         for (int64_t d = 0; d < size; d += LANES) {
-            vu pairs = words_of(rows.v[i], d) | words_of(rows.v[i + 1], d) << 16;
-            memcpy(lines + i * size + d * 2, &pairs, sizeof pairs);
+            vu line = value_line(rows.v[i], rows.v[i + depth - 1], d);
+            memcpy(lines + i * size + d * depth, &line, sizeof line);
         }
 }
 

@@ -54,6 +54,13 @@ INLINE Segment segment_at(const View<T>& view, const Task& task, int64_t key, in
             block * view.v_block + task.kv_head * view.v_head + slot * view.size};
 }
 
+// Sixteen elements of the values of one key, or of two keys side by side where lines hold pairs; null rows count as zero.
+INLINE vu value_line(const float* row, const float*, int64_t d) { return row ? (vu)load(row + d) : vu{}; }
+INLINE vu value_line(const bf16* first, const bf16* second, int64_t d) {
+    vu low = first ? (vu)load(first + d) >> 16 : vu{};
+    return second ? low | (vu)load(second + d) : low;
+}
+
 // Running softmax of some rows: weights sum to `total` relative to 2^high, `sums` are the weighed values.
 struct State {
     float *high, *total, *sums;
