@@ -132,6 +132,7 @@ def request_table(answered: Iterable[Answered]) -> Table:
         *("request", "prompt", *seen, "computed", "cache on", "off"),
         left=("request",),
     )
+    table.columns[0].no_wrap = True
     for request, count in counts:
         prompt = sum(count.values())
         table.add_row(
