@@ -71,34 +71,46 @@ struct Product {
     int64_t steps;
 };
 
-// M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.
-// Not inlined: in one large function the compiler spills the sums of the smaller tiles, at half the speed.
-template <int M, int N, class T, class Sink>
-__attribute__((noinline)) void multiply_tile(const Product<T>& p, int64_t row, int64_t tile, Sink& sink) {
+// sums[M][N][LANES] += M rows times N tiles, from `x` and `line` on. The sums must stay in registers: not inlined, and
+// apart from what a sink does, for what calls functions around the loop makes the compiler keep them in memory, at
+// half the speed.
+template <int M, int N, class T>
+__attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
+                                          int64_t steps, float* sums) {
     typedef Line<T> L;
     vf total[M][N];
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) total[m][n] = sink.start(row + m, tile + n);
-    const T* x = p.x + row * p.row_stride;
-    const T* line = p.lines + tile * LANES * L::DEPTH;
-    for (int64_t i = 0; i < p.steps; i++) {
+        for (int n = 0; n < N; n++) total[m][n] = load(sums + (m * N + n) * LANES);
+    for (int64_t i = 0; i < steps; i++) {
         typename L::Weights w[N];
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) w[n] = L::weights(line + n * LANES * L::DEPTH);
 #pragma GCC unroll 8
         for (int m = 0; m < M; m++) {
-            typename L::Input in = L::input(x + m * p.row_stride + i * L::DEPTH);
+            typename L::Input in = L::input(x + m * row_stride + i * L::DEPTH);
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) total[m][n] = L::add(total[m][n], w[n], in);
         }
-        line += p.line_stride;
+        line += line_stride;
     }
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, total[m][n]);
+        for (int n = 0; n < N; n++) store(sums + (m * N + n) * LANES, total[m][n]);
+}
+
+// M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.
+template <int M, int N, class T, class Sink>
+INLINE void multiply_tile(const Product<T>& p, int64_t row, int64_t tile, Sink& sink) {
+    alignas(64) float sums[M * N * LANES];
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) store(sums + (m * N + n) * LANES, sink.start(row + m, tile + n));
+    accumulate<M, N>(p.x + row * p.row_stride, p.row_stride, p.lines + tile * LANES * Line<T>::DEPTH, p.line_stride,
+                     p.steps, sums);
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, load(sums + (m * N + n) * LANES));
 }
 
 template <int M, class T, class Sink>
