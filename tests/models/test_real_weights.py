@@ -18,8 +18,11 @@ pytestmark = pytest.mark.real_weights
 TOLERANCE = 1e-3
 """Logits go up to 40; float32 sums in another order differ by 2e-4 at 3,000 tokens."""
 
-LENGTHS = [16, 512, 600, pytest.param(1500, marks=pytest.mark.slow), pytest.param(3000, marks=pytest.mark.slow)]
-"""Within the window of 512, the window exactly, beyond it, and where a wrong rope of either kind would show."""
+
+def lengths(*slow: int) -> list:
+    """Within the window of 512, the window exactly, beyond it, and where a wrong rope of either kind would show."""
+    marks = pytest.mark.slow
+    return [pytest.param(count, marks=marks if count in slow else ()) for count in (16, 512, 600, 1500, 3000)]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def largest_difference(a_TV: torch.Tensor, b_TV: torch.Tensor) -> float:
     return largest
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", lengths(1500, 3000))
 def test_logits_equal_transformers(length, ours, theirs, tokens, paged_run):
     logits_TV = paged_run(ours, max_tokens=length, block_size=16).step({0: tokens[:length]})[0]
     with torch.inference_mode():
@@ -56,7 +59,7 @@ def test_logits_equal_transformers(length, ours, theirs, tokens, paged_run):
     assert largest_difference(logits_TV, expected_TV) < TOLERANCE
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("length", lengths(16, 512, 1500, 3000))
 def test_64_greedy_tokens_equal_transformers(length, ours, theirs, tokens, paged_run):
     run = paged_run(ours, max_tokens=length + 64, block_size=16)
     logits_V = run.step({0: tokens[:length]})[0][-1]
