@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.groups.spec import Group
+from hybrid_engine.kernels import native
 from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
@@ -36,6 +37,8 @@ class ModelRunner:
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
         Raises CapacityError when the cache memory can't be had.
         """
+        # All at once and before the first request, who would else wait for a compiler.
+        native.prepare()
         self.model = model
         self.cache = CacheTensors(groups, num_blocks, dtype=model.dtype, device=device)
         num_layers = len(model.info.layers)
