@@ -84,16 +84,16 @@ def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
 class RopeTables(nn.Module):
     """Cosines and sines of a step's positions, once for each distinct rope of a model."""
 
-    def __init__(self, ropes: Sequence[Rope], *, device: torch.device | str = "cpu") -> None:
+    def __init__(self, ropes: Sequence[Rope]) -> None:
         super().__init__()
         self.ropes = tuple(ropes)
-        self.frequencies = tuple(rope.frequencies().to(device) for rope in ropes)
+        self.frequencies = tuple(rope.frequencies() for rope in ropes)
 
     def forward(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """(cos_TD, sin_TD) in float32 for each rope, both halves filled."""
         positions_T1 = positions_T.float()[:, None]
         return tuple(
-            _table(positions_T1 * frequencies, rope.magnitude)
+            _table(positions_T1 * frequencies.to(positions_T.device), rope.magnitude)
             for rope, frequencies in zip(self.ropes, self.frequencies, strict=True)
         )
 
