@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,30 @@ def test_the_layer_table_is_that_of_gemma_3_270m(ours):
         ("full_attention", None, 1e6),
     }
     assert ours.info.num_parameters == 268_098_176
+
+
+def perplexity(logits_TV: torch.Tensor, token_ids: list[int]) -> float:
+    """Return exp of the mean negative log-likelihood of all tokens but the first."""
+    next_ids_T = torch.tensor(token_ids[1:])
+    total = 0.0
+    for logits_XV, ids_X in zip(logits_TV[:-1].split(256), next_ids_T.split(256), strict=True):
+        total += torch.nn.functional.cross_entropy(logits_XV.float(), ids_X, reduction="sum").item()
+    return math.exp(total / len(next_ids_T))
+
+
+@pytest.fixture(scope="module")
+def expected_perplexity(theirs, tokens) -> float:
+    with torch.inference_mode():
+        return perplexity(theirs(torch.tensor([tokens[:2000]])).logits[0], tokens[:2000])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 0.001), (torch.bfloat16, 0.01)])
+def test_perplexity_equals_that_of_transformers_in_float32(
+    dtype, tolerance, real_weights, tokens, expected_perplexity, paged_run
+):
+    model = load_model(open_checkpoint(real_weights), dtype=dtype)
+    run = paged_run(model, max_tokens=2000, block_size=16)
+    found = perplexity(run.step({0: tokens[:2000]})[0], tokens[:2000])
+    print(f"perplexity of 2,000 tokens: {found:.4f} in {dtype}, {expected_perplexity:.4f} by transformers in float32")
+    assert found == pytest.approx(expected_perplexity, rel=tolerance)
