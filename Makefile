@@ -24,10 +24,10 @@ demo: $(VENV)/.installed-demo
 	$(RUN) -m hybrid_engine.demo
 
 test: $(VENV)/.installed-dev
-	HF_HUB_OFFLINE=1 $(RUN) -m pytest $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(RUN) -m pytest -rs $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed-dev
-	HF_HUB_OFFLINE=1 $(RUN) -m pytest -m "slow and not gpu" $(PYTEST_ARGS)
+	HF_HUB_OFFLINE=1 $(RUN) -m pytest -m "slow and not gpu" -rs $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(RUN) -m ruff check .
