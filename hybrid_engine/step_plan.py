@@ -46,12 +46,24 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Slots [0, num_slots) of a block to copy to another before the step writes anything."""
+    """Slots [0, num_slots) of a block, or one state (num_slots 1), to copy before the step writes anything."""
 
     group_id: int
     source_id: BlockId
     target_id: BlockId
     num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCapture:
+    """A state to keep: the runner writes what the request's layers hold after exactly `position` tokens."""
+
+    request_id: RequestId
+    group_id: int
+    position: int
+    """Tokens consumed, counted from the request's first; within the chunk that the step computes, its end included."""
+    target_id: BlockId
+    """The state slot to write; nobody else's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +81,7 @@ class StepPlan:
     started: tuple[StartedRequest, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
+    state_captures: tuple[StateCapture, ...] = ()
     ended_ids: tuple[RequestId, ...] = ()
     """Requests the runner may forget before this step: finished, aborted or preempted since the last plan."""
 

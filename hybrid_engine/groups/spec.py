@@ -7,6 +7,7 @@ another group's size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -84,6 +85,37 @@ class ChunkedLocalSpec(AttentionSpec):
     @property
     def kind(self) -> str:
         return "chunked_local"
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """The state of one recurrent layer after some number of tokens: its size does not depend on that number.
+
+    Mamba-1, Mamba-2, gated delta nets and short convolutions differ only in the shapes.
+    """
+
+    conv_shape: tuple[int, int]
+    """Channels of the convolution, and its last inputs that are kept (its width - 1)."""
+    ssm_shape: tuple[int, ...]
+    """The recurrent state; () for a layer that only convolves."""
+    conv_element_bytes: int
+    ssm_element_bytes: int = 4
+    """States drift in 16 bits: float32 unless said otherwise."""
+
+    @property
+    def kind(self) -> str:
+        """The kind's name in tables and reports."""
+        return "mamba"
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one state in one layer."""
+        num_recurrent = math.prod(self.ssm_shape) if self.ssm_shape else 0
+        return math.prod(self.conv_shape) * self.conv_element_bytes + num_recurrent * self.ssm_element_bytes
+
+
+LayerSpec = AttentionSpec | MambaSpec
+"""What one layer keeps."""
 
 
 @dataclass(frozen=True)
