@@ -24,7 +24,7 @@ from hybrid_engine.kernels.native.builder import build
 __all__ = ["NativeLibrary", "num_threads", "prepare"]
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
-_OPS = ("activation", "attention", "linear", "norm", "rope")
+_OPS = ("activation", "attention", "linear", "norm", "rope", "ssm")
 
 
 class NativeLibrary:

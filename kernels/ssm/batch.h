@@ -1,0 +1,87 @@
+// What the recurrent ops share: the requests of a step, rows of either dtype, the functions of a gate.
+#pragma once
+#include <algorithm>
+
+#include "vec.h"
+
+constexpr int64_t SERIAL_WORK = 1 << 15;  // multiplications below which waking other threads costs more than it gives
+
+INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
+
+// log(1 + exp(x)) as max(x, 0) + 2 atanh(e / (2 + e)) with e = exp(-|x|): the argument is at most 1/3, where seven terms
+// of the series do.
+INLINE vf softplus(vf x) {
+    vf e = exp(x < 0.0f ? x : -x);
+    vf w = e / (2.0f + e), square = w * w;
+    vf series = set1(2.0f / 13);
+    series = series * square + 2.0f / 11;
+    series = series * square + 2.0f / 9;
+    series = series * square + 2.0f / 7;
+    series = series * square + 2.0f / 5;
+    series = series * square + 2.0f / 3;
+    series = series * square + 2.0f;
+    return max(vf{}, x) + series * w;
+}
+
+// Rows of float or bf16, `stride` elements apart.
+struct Rows {
+    const void* data;
+    int64_t stride;
+    bool is_bf16;
+
+    METHOD vf at(int64_t row, int64_t column, int n) const {
+        int64_t i = row * stride + column;
+        return is_bf16 ? load_first((const bf16*)data + i, n) : load_first((const float*)data + i, n);
+    }
+    METHOD float at(int64_t row, int64_t column) const {
+        int64_t i = row * stride + column;
+        return is_bf16 ? to_float(((const bf16*)data)[i]) : ((const float*)data)[i];
+    }
+    METHOD void put(int64_t row, int64_t column, vf x, int n) const {
+        int64_t i = row * stride + column;
+        if (is_bf16) return store_first((bf16*)data + i, x, n);
+        store_first((float*)data + i, x, n);
+    }
+    METHOD void put(int64_t row, int64_t column, float x) const { put(row, column, set1(x), 1); }
+};
+
+// A float for each of up to LANES channels; zeros where there is no such tensor.
+INLINE vf load_or_zero(const float* p, int64_t i, int n) { return p ? load_first(p + i, n) : vf{}; }
+
+// StateMeta, by its fields.
+struct Batch {
+    const int32_t* starts;
+    const int64_t* slots;
+    const bool* has_history;
+    const int64_t* capture_ends;
+    const int64_t* capture_requests;
+    const int64_t* capture_slots;
+    int64_t num_requests, num_captures;
+
+    int64_t begin(int64_t r) const { return starts[r]; }
+    int64_t end(int64_t r) const { return starts[r + 1]; }
+    int64_t num_tokens() const { return starts[num_requests]; }
+
+    // Walks over a request's tokens in pieces that end at each capture and have at most `most` tokens:
+    // run(begin, end), and behind it keep(slot) for every state that is to be kept there.
+    template <class Run, class Keep>
+    void walk(int64_t r, int64_t most, Run run, Keep keep) const {
+        const int64_t* first = std::lower_bound(capture_requests, capture_requests + num_captures, r);
+        int64_t capture = first - capture_requests;
+        for (int64_t token = begin(r); token < end(r);) {
+            int64_t next = end(r) - token > most ? token + most : end(r);
+            if (is_of(capture, r)) next = std::min(next, capture_ends[capture]);
+            run(token, next);
+            for (; is_of(capture, r) && capture_ends[capture] == next; capture++) keep(capture_slots[capture]);
+            token = next;
+        }
+    }
+
+    bool is_of(int64_t capture, int64_t r) const { return capture < num_captures && capture_requests[capture] == r; }
+};
+
+#define BATCH_ARGUMENTS                                                                                             \
+    const int32_t *starts, const int64_t *slots, const bool *has_history, const int64_t *capture_ends,              \
+        const int64_t *capture_requests, const int64_t *capture_slots, int64_t num_requests, int64_t num_captures
+#define BATCH \
+    Batch { starts, slots, has_history, capture_ends, capture_requests, capture_slots, num_requests, num_captures }

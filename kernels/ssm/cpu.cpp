@@ -1,0 +1,95 @@
+// The ops of recurrent layers. Tensors of either dtype come as pointer, elements from row to row, and whether bf16.
+#include <omp.h>
+
+#include <cmath>
+#include <vector>
+
+#include "conv.h"
+#include "mamba1.h"
+#include "mamba2.h"
+#include "rows.h"
+
+namespace {
+
+// Norms each group of columns of x * silu(gate), or of x alone and gates it then. `scratch` holds a group.
+template <bool IS_NORM_FIRST>
+void gated_norm(Rows x, Rows gate, Rows out, const Weight& weight, int64_t row, int64_t start, int64_t size, float eps,
+                float* scratch) {
+    vf squares = vf{};
+    for_pieces(size, [&](int64_t i, int n) METHOD {
+        vf value = x.at(row, start + i, n);
+        if (!IS_NORM_FIRST) value *= silu(gate.at(row, start + i, n));
+        store_first(scratch + i, value, n);
+        squares += value * value;
+    });
+    const float scale = 1 / std::sqrt(sum(squares) / (float)size + eps);
+    for_pieces(size, [&](int64_t i, int n) METHOD {
+        vf value = load_first(scratch + i, n) * scale * weight.at(start + i, n);
+        if (IS_NORM_FIRST) value *= silu(gate.at(row, start + i, n));
+        out.put(row, start + i, value, n);
+    });
+}
+
+}  // namespace
+
+#define ROWS(name) void *name, int64_t name##_stride, int32_t name##_bf16
+#define AS_ROWS(name) \
+    Rows { name, name##_stride, name##_bf16 != 0 }
+
+extern "C" {
+
+void causal_conv1d(ROWS(x), ROWS(out), ROWS(states), const float* weight, const float* bias, int64_t channels,
+                   int64_t width, int32_t is_silu, BATCH_ARGUMENTS, int32_t num_threads) {
+    Conv conv{AS_ROWS(x), AS_ROWS(out), weight, bias, AS_ROWS(states), channels, width, is_silu != 0};
+    causal_conv<MAX_WIDTH>(conv, BATCH, num_threads);
+}
+
+void mamba1_scan(ROWS(x), ROWS(dt), ROWS(z), ROWS(out), const float* A, const float* B, int64_t B_stride,
+                 const float* C, int64_t C_stride, const float* D, const float* dt_bias, float* states,
+                 int64_t slot_stride, int64_t channels, int64_t num_states, BATCH_ARGUMENTS, int32_t num_threads) {
+    Mamba1 scan{AS_ROWS(x), AS_ROWS(dt), AS_ROWS(z), AS_ROWS(out), A, B, C, D, dt_bias,
+                B_stride,   C_stride,    states,     slot_stride,  channels, num_states};
+    mamba1(scan, BATCH, num_threads);
+}
+
+void mamba2_scan(ROWS(x), ROWS(dt), ROWS(out), const float* A, const float* B, const float* C, const float* D,
+                 const float* dt_bias, float lowest_dt, float highest_dt, float* states, int64_t slot_stride,
+                 int64_t heads, int64_t head_size, int64_t groups, int64_t num_states, BATCH_ARGUMENTS,
+                 int32_t num_threads) {
+    Mamba2 scan{AS_ROWS(x), AS_ROWS(dt), AS_ROWS(out), A,         B,      C,         D, dt_bias, lowest_dt, highest_dt,
+                states,     slot_stride, heads,        head_size, groups, num_states};
+    mamba2(scan, BATCH, num_threads);
+}
+
+void gated_rms_norm(ROWS(x), ROWS(gate), ROWS(out), const void* weight, int32_t is_weight_bf16, int64_t num_rows,
+                    int64_t size, int64_t group_size, float eps, int32_t is_norm_first, int32_t num_threads) {
+    const Weight scale{weight, is_weight_bf16 != 0, 0};
+    const auto run = is_norm_first ? gated_norm<true> : gated_norm<false>;
+#pragma omp parallel num_threads(num_threads) if (num_rows * size > SERIAL_WORK)
+    {
+        std::vector<float> scratch(group_size);
+#pragma omp for collapse(2)
+        for (int64_t r = 0; r < num_rows; r++)
+            for (int64_t start = 0; start < size; start += group_size)
+                run(AS_ROWS(x), AS_ROWS(gate), AS_ROWS(out), scale, r, start, group_size, eps, scratch.data());
+    }
+}
+
+// 0 when two tokens through a convolution and both scans come out right.
+int self_test() {
+    float x[2] = {1, 2}, out[2], dt[2] = {30, 30}, ones[2] = {1, 1}, decay[1] = {0}, weight[2] = {1, 10}, states[2] = {};
+    int32_t starts[2] = {0, 2};
+    int64_t slots[1] = {1};
+    bool has_history[1] = {true};
+    auto is = [](float value, float wanted) { return std::abs(value - wanted) < 1e-3f; };
+    causal_conv1d(x, 1, 0, out, 1, 0, states, 1, 0, weight, nullptr, 1, 2, 0, starts, slots, has_history, nullptr,
+                  nullptr, nullptr, 1, 0, 2);
+    if (!is(out[0], 10) || !is(out[1], 21) || !is(states[1], 2)) return 1;
+    mamba1_scan(x, 1, 0, dt, 1, 0, nullptr, 0, 0, out, 1, 0, decay, ones, 1, ones, 1, ones, nullptr, states, 1, 1, 1,
+                starts, slots, has_history, nullptr, nullptr, nullptr, 1, 0, 2);
+    if (!is(out[0], 33) || !is(out[1], 94) || !is(states[1], 92)) return 2;
+    mamba2_scan(x, 1, 0, dt, 1, 0, out, 1, 0, decay, ones, ones, ones, nullptr, 0, 30, states, 1, 1, 1, 1, 1, starts,
+                slots, has_history, nullptr, nullptr, nullptr, 1, 0, 2);
+    return is(out[0], 123) && is(out[1], 184) && is(states[1], 182) ? 0 : 3;
+}
+}
