@@ -18,6 +18,8 @@ class CacheConfig:
     enable_prefix_caching: bool = True
     hash_key: bytes | None = None
     """Key of the block hashes; None draws one for this process, so that nobody can craft collisions."""
+    checkpoint_interval: int = 4096
+    """Tokens between the recurrent states that a long prefill leaves behind; 0: none but those with another reason."""
     max_evicted_keys: int = 65_536
     """Keys of evicted blocks remembered in each group, to tell 'evicted' from 'never seen'."""
 

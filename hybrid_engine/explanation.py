@@ -64,16 +64,19 @@ def explain_disabled(num_tokens: int) -> CacheExplanation:
     return CacheExplanation(num_tokens, 0, 0, 0, 0, 0, 0, disabled=num_tokens - CacheExplanation.LAST)
 
 
-def explain(*, num_tokens: int, hit: int, resumable: int, kept: int, seen: int) -> CacheExplanation:
+def explain(
+    *, num_tokens: int, hit: int, resumable: int, kept: int, seen: int, with_state: int | None = None
+) -> CacheExplanation:
     """Attribute each token between the hit and the last one to the first reason that holds.
 
-    num_tokens: the prompt's. hit: tokens found. resumable: the last position at which the groups that keep everything
+    num_tokens: the prompt's. hit: tokens found. with_state: the last position at which all but the windows could go on;
+    None: where no group has states. resumable: the last position at which the groups that keep everything
     could go on. kept: end of what they hold, evicted tokens excluded. seen: end of the prefix that was known.
-    hit <= resumable <= kept <= seen, but for seen and kept counting at most to the last token.
+    hit <= with_state <= resumable <= kept <= seen, but for seen and kept counting at most to the last token.
     """
     last = num_tokens - CacheExplanation.LAST
     bounds = [hit]
-    for position in (resumable, kept, seen, last):
+    for position in (resumable if with_state is None else with_state, resumable, kept, seen, last):
         bounds.append(min(max(position, bounds[-1]), last))
-    window, alignment, evicted, never_seen = (end - start for start, end in pairwise(bounds))
-    return CacheExplanation(num_tokens, hit, never_seen, evicted, 0, window, alignment)
+    window, state, alignment, evicted, never_seen = (end - start for start, end in pairwise(bounds))
+    return CacheExplanation(num_tokens, hit, never_seen, evicted, state, window, alignment)

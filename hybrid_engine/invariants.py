@@ -19,6 +19,9 @@ def check_invariants(coordinator: Coordinator, running: Iterable[Request]) -> No
             assert request.held is not None, f"{request} runs without blocks"
             table = request.held.tables[i]
             held.update(block.block_id for block in table if block is not manager.pool.null_block)
+            held.update(targets[i].block_id for _, targets in request.held.captures if i in targets)
+            pinned = [pair for _, blocks in request.held.pinned for pair in blocks]
+            held.update(block.block_id for pool, block in pinned if pool is manager.pool)
             _check_table(manager, request, i)
         _check_pool(manager, held)
     for checkpoint in coordinator.checkpoints:
@@ -59,6 +62,7 @@ def _check_pool(manager: GroupManager, held: Counter[int]) -> None:
         assert block.is_known, f"{block} is cached but can't be found"
         assert block.queue is not None, f"{block} is cached but not queued"
     _check_keys(manager)
+    _check_needs(manager)
 
 
 def _check_keys(manager: GroupManager) -> None:
@@ -70,3 +74,14 @@ def _check_keys(manager: GroupManager) -> None:
         free_copies = [block for block in copies if block.ref_count == 0]
         assert count == 1 or not free_copies, f"{free_copies} are kept beside copies of the same content"
     assert keyed.keys() == pool.cached.keys(), "a key is found that no block has"
+
+
+def _check_needs(manager: GroupManager) -> None:
+    pool = manager.pool
+    if pool.needed is None:
+        return
+    for block in pool.free.cached_blocks():
+        is_of_use = block.block_hash in pool.needed or block.checkpoints
+        assert is_of_use, f"{block} is cached, but no checkpoint needs it"
+    for block_hash in pool.needed:
+        assert block_hash in pool.cached, f"a checkpoint needs {block_hash.hex()}, which is gone"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -81,29 +82,29 @@ class PrefixLookup:
         return hit
 
     def _longest_checkpoint(
-        self, request: Request, reach: Sequence[int], aligned: int, max_tokens: int
+        self, request: Request, reach: Sequence[int], aligned: int, max_tokens: int, *, needs_windows: bool = True
     ) -> Checkpoint | None:
-        """Return the longest checkpoint inside a block, beyond aligned, at which every group can go on."""
+        """Return the longest recorded checkpoint beyond aligned at which every group can go on."""
         unit = self.match_unit_tokens
         top = min([max_tokens, *(reach[i] + self._managers[i].block_size - 1 for i in self._keepers)])
-        first, last = aligned // unit, top // unit
-        parents = request.block_hashes[max(first - 1, 0) : last] + ([] if first else [request.root_hash])
-        if not self._checkpoints.has_any(parents):
-            return None
-        for num_units in range(last, first - 1, -1):
+        for num_units in range(top // unit, aligned // unit - 1, -1):
+            parent = request.hash_at(num_units)
+            if not self._checkpoints.has(parent):
+                continue
             start = num_units * unit
             tail = request.token_ids[start : min(start + unit - 1, top)]
-            for checkpoint in self._checkpoints.find(request.hash_at(num_units), tail):
-                if checkpoint.position > aligned and self._can_resume(checkpoint.position, request.block_hashes, reach):
+            for checkpoint in self._checkpoints.find(parent, tail):
+                if checkpoint.position > aligned and self._can_resume(checkpoint, request, reach, needs_windows):
                     return checkpoint
         return None
 
-    def _can_resume(self, position: int, block_hashes: Sequence[BlockHash], reach: Sequence[int]) -> bool:
-        """Return whether the full blocks that every group needs at a position are cached."""
+    def _can_resume(self, checkpoint: Checkpoint, request: Request, reach: Sequence[int], needs_windows: bool) -> bool:
+        """Return whether the full blocks that every group needs at a checkpoint are cached; it keeps the others."""
+        position = checkpoint.position
         return all(
             manager.floor_to_block(position) <= reach[i]
             if manager.keeps_everything
-            else manager.has_needed_blocks(block_hashes, position)
+            else not needs_windows or manager.has_needed_blocks(request.block_hashes, position)
             for i, manager in enumerate(self._managers)
         )
 
@@ -134,25 +135,50 @@ class PrefixLookup:
         reach = hit.group_reach
         seen = {i: self._managers[i].known_end(hashes, reach[i]) for i in self._keepers}
         if not seen:
-            # Only windows: nothing but the keys tells how far the prompt was known.
+            # No group keeps everything: nothing but keys and checkpoints tells how far the prompt was known.
             known = self._known_end(request, max(manager.known_end(hashes, 0) for manager in self._managers))
-            return explain(num_tokens=num_tokens, hit=hit.num_computed_tokens, resumable=known, kept=known, seen=known)
-        known = self._known_end(request, max(seen.values()))
-        lost = [reach[i] for i in self._keepers if seen[i] > reach[i]]
+            resumable = kept = known
+        else:
+            known = self._known_end(request, max(seen.values()))
+            kept = min([*(reach[i] for i in self._keepers if seen[i] > reach[i]), known])
+            resumable = self.align(min(min(reach[i] for i in self._keepers), num_tokens - 1))
         return explain(
             num_tokens=num_tokens,
             hit=hit.num_computed_tokens,
-            resumable=self.align(min(min(reach[i] for i in self._keepers), num_tokens - 1)),
-            kept=min([*lost, known]),
+            with_state=self._longest_with_state(request, reach, resumable),
+            resumable=resumable,
+            kept=kept,
             seen=known,
         )
 
+    def _longest_with_state(self, request: Request, reach: Sequence[int], resumable: int) -> int:
+        """Return the last position at which all but the window groups could go on."""
+        if not any(manager.is_state for manager in self._managers):
+            return resumable
+        found = self._longest_checkpoint(request, reach, 0, request.num_tokens - 1, needs_windows=False)
+        return found.position if found else 0
+
     def _known_end(self, request: Request, known: int) -> int:
-        """Extend what is known of a prompt by the longest checkpoint behind its last known match unit."""
-        num_units = known // self.match_unit_tokens
-        tail = request.token_ids[known : known + self.match_unit_tokens - 1]
-        longest = next(self._checkpoints.find(request.hash_at(num_units), tail), None)
-        return longest.position if longest else known
+        """Extend what is known of a prompt by the longest recorded checkpoint behind its last known match unit."""
+        unit = self.match_unit_tokens
+        # Only a state group's checkpoints can lie beyond what the token groups know.
+        last = known // unit if self._keepers else len(request.block_hashes)
+        for num_units in range(last, known // unit - 1, -1):
+            tail = request.token_ids[num_units * unit : (num_units + 1) * unit - 1]
+            longest = next(self._checkpoints.find(request.hash_at(num_units), tail), None)
+            if longest is not None:
+                return max(longest.position, known)
+        return known
+
+    def shared_tokens(self, request: Request, other: Request) -> int:
+        """Return the last aligned position of both prompts up to which they are equal, the last token of request's not
+        counted."""
+        ours, theirs = request.block_hashes, other.block_hashes
+        longest = min(request.num_tokens - 1, other.num_prompt_tokens) // self.match_unit_tokens
+        # A hash stands for the whole prefix, so that they are equal up to a point and different from there on.
+        num_equal = bisect_left(range(longest), True, key=lambda i: ours[i] != theirs[i])
+        return self.align(num_equal * self.match_unit_tokens)
 
     def align(self, num_tokens: int) -> int:
+        """Return the last position at or below num_tokens at which blocks of all token groups end."""
         return num_tokens // self.alignment_tokens * self.alignment_tokens

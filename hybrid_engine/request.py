@@ -9,7 +9,9 @@ from collections.abc import Iterable, Sequence
 from hybrid_engine.explanation import CacheExplanation
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.groups.hashing import BlockHash, BlockHasher
+from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.step_plan import RequestId
 
@@ -27,7 +29,17 @@ class RequestStatus(enum.Enum):
 class HeldBlocks:
     """The block tables of a running request, by group, and the positions at which something is to be done."""
 
-    __slots__ = ("first_needed", "num_registered", "num_slots", "register_position", "release_position", "tables")
+    __slots__ = (
+        "captures",
+        "first_needed",
+        "num_registered",
+        "num_slots",
+        "pinned",
+        "register_position",
+        "release_position",
+        "state_position",
+        "tables",
+    )
 
     def __init__(self, num_groups: int) -> None:
         self.tables: list[list[Block]] = [[] for _ in range(num_groups)]
@@ -40,6 +52,12 @@ class HeldBlocks:
         """Computed tokens at which some group has passed another block."""
         self.register_position = 0
         """Computed tokens at which another block may be full."""
+        self.state_position = -1
+        """Tokens that the working states have consumed, as the step that wrote them said; -1: not written yet."""
+        self.captures: list[tuple[int, dict[int, Block]]] = []
+        """Position, and by group the block, of each state that the step in flight writes."""
+        self.pinned: list[tuple[Checkpoint, list[tuple[BlockPool, Block]]]] = []
+        """The checkpoints that the request laid, and what it holds of each so that nobody takes it meanwhile."""
 
 
 class Request:
@@ -57,8 +75,11 @@ class Request:
         cache_salt: str = "",
         seed: int = 0,
         arrival_time: float | None = None,
+        message_boundaries: Sequence[int] = (),
     ) -> None:
-        """seed: decides this request's draws together with the position; cache_salt: never hits under another salt."""
+        """message_boundaries: positions in the prompt at which a message ends; a later prompt may part there.
+
+        seed: decides this request's draws together with the position; cache_salt: never hits under another salt."""
         assert prompt_token_ids, f"request {request_id} has an empty prompt"
         self.request_id = RequestId(request_id)
         self.sampling = sampling
@@ -83,6 +104,9 @@ class Request:
         """Tokens computed when it was last preempted."""
         self.held: HeldBlocks | None = None
         self.shared_prefix_boundary: int | None = None
+        self.message_boundaries = tuple(message_boundaries)
+        self.checkpoint_positions: list[int] = []
+        """Where recurrent states are to be kept while it computes, ascending; known from its admission on."""
         self.cache: CacheExplanation | None = None
         """Why the first admission found what it found; None before."""
 

@@ -18,7 +18,16 @@ from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.prefix_lookup import CacheHit
 from hybrid_engine.request import Request, RequestStatus
-from hybrid_engine.step_plan import BlockCopy, BlockId, NewBlocks, RequestId, StartedRequest, StepPlan, StepResult
+from hybrid_engine.step_plan import (
+    BlockCopy,
+    BlockId,
+    NewBlocks,
+    RequestId,
+    StartedRequest,
+    StateCapture,
+    StepPlan,
+    StepResult,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +61,7 @@ class _StepBuilder:
         self.started: list[StartedRequest] = []
         self.new_blocks: list[NewBlocks] = []
         self.block_copies: list[BlockCopy] = []
+        self.state_captures: list[StateCapture] = []
 
     def add(self, request: Request, num_new_tokens: int) -> None:
         self.requests.append(request)
@@ -69,6 +79,7 @@ class _StepBuilder:
             started=tuple(self.started),
             new_blocks=tuple(self.new_blocks),
             block_copies=tuple(self.block_copies),
+            state_captures=tuple(self.state_captures),
             ended_ids=tuple(ended_ids),
         )
 
@@ -155,6 +166,10 @@ class Scheduler:
         budget, has_preempted = self._schedule_running(builder, self.config.max_num_scheduled_tokens)
         if not has_preempted:
             self._schedule_waiting(builder, budget)
+        for request, num_new in zip(builder.requests, builder.num_scheduled, strict=True):
+            # Last, since who was looked at for this step may have asked for a state on the way.
+            if request.checkpoint_positions:
+                builder.state_captures += self.coordinator.plan_captures(request, num_new)
         ended_ids, self._ended_ids = self._ended_ids, []
         plan = builder.build(self.stats.num_steps, ended_ids)
         self._launched[plan.step_id] = builder.requests
@@ -221,17 +236,45 @@ class Scheduler:
         self.waiting.appendleft(victim)
 
     def _schedule_waiting(self, builder: _StepBuilder, budget: int) -> None:
+        siblings: list[Request] = []
         while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
-            num_new = self._admit(builder, self.waiting[0], budget)
+            request = self.waiting[0]
+            if self._waits_for_a_junction(request):
+                siblings.append(self.waiting.popleft())
+                continue
+            num_new = self._admit(builder, request, budget)
             if num_new == 0:
-                assert self.running, f"{self.waiting[0]} was accepted but doesn't fit alone"
-                return
-            request = self.waiting.popleft()
+                assert self.running, f"{request} was accepted but doesn't fit alone"
+                break
+            self.waiting.popleft()
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             builder.started.append(_start(request))
             builder.add(request, num_new)
             budget -= num_new
+        self.waiting.extendleft(reversed(siblings))
+
+    def _waits_for_a_junction(self, request: Request) -> bool:
+        """Return whether another request is just computing more of this one's prefix than is cached.
+
+        The other one leaves a checkpoint where the two part; this one waits for it, and nobody waits for this one.
+        """
+        coordinator = self.coordinator
+        if not coordinator.may_read(request):
+            return False
+        best, leader = 0, None
+        for other in self.running:
+            if other.num_computed_tokens < other.num_prompt_tokens:
+                junction = coordinator.lookup.shared_tokens(request, other)
+                if junction > max(best, other.num_computed_tokens):
+                    best, leader = junction, other
+        if leader is None or best < coordinator.alignment_tokens:
+            return False
+        hit = coordinator.lookup.find_longest_cache_hit(request)
+        if best < hit.num_computed_tokens + coordinator.alignment_tokens:
+            return False
+        coordinator.lay_checkpoint(leader, best)
+        return True
 
     def _admit(self, builder: _StepBuilder, request: Request, budget: int) -> int:
         """Find a waiting request's hit and give it blocks; return how many tokens it computes now, 0: no place."""
@@ -249,12 +292,16 @@ class Scheduler:
         request.cache = explanation
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         self.stats.num_recomputed_tokens += max(0, request.num_tokens_lost - hit.num_computed_tokens)
+        request.checkpoint_positions = coordinator.checkpoint_positions(request, hit)
         builder.block_copies.extend(coordinator.copies(request, hit))
         return num_new
 
     def _allocate_first(self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], budget: int) -> int:
         """Give a waiting request the blocks of its first chunk; return the chunk's tokens, 0: no place."""
         is_alone = not self.running
+        if hit.checkpoint is not None:
+            # Before blocks are taken, so that it isn't the one to make room for whoever goes on from it.
+            self.coordinator.checkpoints.touch(hit.checkpoint)
         most_tokens = self.config.long_prefill_token_threshold or NEVER
         num_new = min(request.num_tokens - hit.num_computed_tokens, budget, most_tokens)
         while num_new > 0:
@@ -289,8 +336,11 @@ class Scheduler:
             held = request.held
             if num_computed >= held.register_position:  # type: ignore[union-attr]
                 self.coordinator.cache_blocks(request, num_computed)
-            if num_computed == request.num_prompt_tokens:
-                self.coordinator.record_checkpoint(request)
+            held.state_position = num_computed  # type: ignore[union-attr]
+            if held.captures:  # type: ignore[union-attr]
+                self.coordinator.keep_captures(request)
+            elif num_computed == request.num_prompt_tokens:
+                self.coordinator.record_prompt_end(request)
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 continue

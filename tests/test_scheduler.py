@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from bookkeeping import Bench, chunked, expected_stream, full, sliding
+from bookkeeping import Bench, chunked, expected_stream, full, sliding, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +16,9 @@ GROUPS = {
     "two block sizes": [full(4), sliding(7, 8), full(8)],
     "window only": [sliding(9, 4)],
     "full and chunked": [full(4), chunked(12, 4)],
+    "full and state": [full(4), state()],
+    "three kinds": [full(4), sliding(10, 8), state()],
+    "state only": [state()],
 }
 
 
@@ -37,6 +40,8 @@ def run_traffic(seed: int, specs, num_blocks: int) -> Bench:
         full_sequence_must_fit=rng.random() < 0.5,
         watermark=rng.choice([0, 0.1]),
         enable_prefix_caching=rng.random() < 0.9,
+        checkpoint_interval=rng.choice([0, 7]),
+        block_size=4,
     )
     requests = []
     for i in range(rng.randrange(1, 12)):

@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.groups.pool import BlockPool
-from hybrid_engine.groups.spec import AttentionSpec
+from hybrid_engine.groups.spec import ENDLESS, LayerSpec
 
-Spec = TypeVar("Spec", bound=AttentionSpec)
+Spec = TypeVar("Spec", bound=LayerSpec)
 
-NEVER = 1 << 62
-"""A token count that no request reaches."""
+NEVER = ENDLESS
+"""As a position: one that no request reaches."""
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -39,6 +39,11 @@ class GroupManager(Generic[Spec]):
         """Whether a running request holds all its tokens in this group."""
         return False
 
+    @property
+    def is_state(self) -> bool:
+        """Whether the group keeps one state that each token overwrites, so that positions must be kept one by one."""
+        return False
+
     def num_skipped_tokens(self, num_computed_tokens: int) -> int:
         """Return how many tokens from the start are no longer needed once so many are computed."""
         raise NotImplementedError
@@ -62,6 +67,11 @@ class GroupManager(Generic[Spec]):
     def key(self, block_hashes: Sequence[BlockHash], block_index: int) -> BlockHash:
         """Return the key of the block that holds [block_index, block_index + 1) x block_size tokens."""
         return block_hashes[(block_index + 1) * self._units_per_block - 1]
+
+    def needed_keys(self, block_hashes: Sequence[BlockHash], position: int) -> Sequence[BlockHash]:
+        """Return the keys of the full blocks that are needed to go on at a position, aligned or not."""
+        first, end, stride = self.first_needed_block(position), position // self.block_size, self._units_per_block
+        return block_hashes[(first + 1) * stride - 1 : end * stride : stride]
 
     def num_keyed_blocks(self, block_hashes: Sequence[BlockHash]) -> int:
         """Return how many blocks of this group have a key."""
@@ -94,12 +104,8 @@ class GroupManager(Generic[Spec]):
 
         Returns the index of the first block that is needed but not cached instead, when there is one.
         """
-        end = num_tokens // self.block_size
         first = self.first_needed_block(num_tokens)
-        keys = block_hashes[
-            (first + 1) * self._units_per_block - 1 : end * self._units_per_block : self._units_per_block
-        ]
-        blocks = list(map(self.pool.cached.get, keys))
+        blocks = list(map(self.pool.cached.get, self.needed_keys(block_hashes, num_tokens)))
         if not all(blocks):
             return first + blocks.index(None)
         return [self.pool.null_block] * first + blocks  # type: ignore[operator]

@@ -24,6 +24,11 @@ class FreeQueue:
         return len(self._empty) + len(self._evict_first) + len(self._used)
 
     @property
+    def num_empty(self) -> int:
+        """Blocks whose bytes mean nothing."""
+        return len(self._empty)
+
+    @property
     def num_cached(self) -> int:
         """Blocks that are free and can still be found."""
         return len(self._evict_first) + len(self._used)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from hybrid_engine.groups.checkpoints import Checkpoint
 
 
+def _take_from_the_queue(pool: BlockPool, num_blocks: int) -> None:
+    """Blocks leave one by one, in the free queue's order."""
+
+
 def _no_checkpoints(checkpoint: Checkpoint) -> None:
     raise AssertionError(f"a checkpoint at {checkpoint.position} in a pool whose coordinator keeps none")
 
@@ -37,6 +41,10 @@ class BlockPool:
         self.duplicates: dict[BlockHash | None, list[Block]] = {}
         self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._max_evicted_keys = max_evicted_keys
+        self.needed: dict[BlockHash, int] | None = None
+        """When set: by key, the checkpoints that need the block; a free block that none needs is empty."""
+        self.make_empty: Callable[[BlockPool, int], None] = _take_from_the_queue
+        """Asked before blocks are taken; where checkpoints are kept whole, it gives some of them up."""
         self.on_checkpoint_lost: Callable[[Checkpoint], None] = _no_checkpoints
         """Told of each checkpoint whose block is taken; it must make the block's list of them empty."""
 
@@ -62,6 +70,7 @@ class BlockPool:
     def take(self, num_blocks: int) -> list[Block]:
         """Give out blocks with undefined bytes, forgetting what they held; num_blocks must be free."""
         assert num_blocks <= len(self.free), f"{num_blocks} blocks wanted, {len(self.free)} free"
+        self.make_empty(self, num_blocks)
         taken = [self.free.take() for _ in range(num_blocks)]
         for block in taken:
             if block.checkpoints:
@@ -80,8 +89,8 @@ class BlockPool:
             assert block.ref_count > 0, f"{block} is released but nobody holds it"
             block.ref_count -= 1
             if block.ref_count == 0:
-                if block.block_hash in self.duplicates:
-                    # Somebody holds another copy of the same content: one is enough.
+                if block.block_hash in self.duplicates or not self._is_needed(block):
+                    # Somebody holds another copy of the same content, one is enough; or it is of no use to anybody.
                     self._unregister(block)
                 self.free.put(block, evict_first=evict_first)
 
@@ -96,6 +105,30 @@ class BlockPool:
                 self._unregister(other)
                 self.settle(other)
         self.evicted.pop(block_hash, None)
+
+    def need(self, keys: Iterable[BlockHash]) -> None:
+        """Keep the blocks with these keys, once more each, until `release_need`."""
+        needed = self.needed
+        assert needed is not None, "this pool keeps blocks by their recency"
+        for key in keys:
+            needed[key] = needed.get(key, 0) + 1
+
+    def release_need(self, keys: Iterable[BlockHash]) -> None:
+        """Undo `need`; a free block that nothing needs any more is empty at once."""
+        needed = self.needed
+        assert needed is not None, "this pool keeps blocks by their recency"
+        for key in keys:
+            needed[key] -= 1
+            if needed[key] == 0:
+                del needed[key]
+                block = self.cached.get(key)
+                if block is not None and block.ref_count == 0:
+                    self._unregister(block)
+                    self._remember_evicted(key)
+                    self.settle(block)
+
+    def _is_needed(self, block: Block) -> bool:
+        return self.needed is None or block.block_hash is None or block.block_hash in self.needed
 
     def settle(self, block: Block) -> None:
         """Move a free block that nobody can find any more to the empty ones."""

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from hybrid_engine.errors import ConfigError
 
+ENDLESS = 1 << 62
+"""A token count that no request reaches."""
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -108,6 +111,11 @@ class MambaSpec:
         return "mamba"
 
     @property
+    def block_size(self) -> int:
+        """One block, a state, stands for any number of tokens."""
+        return ENDLESS
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
         num_recurrent = math.prod(self.ssm_shape) if self.ssm_shape else 0
@@ -123,7 +131,7 @@ class Group:
     """The layers that share one cache rule."""
 
     group_id: int
-    spec: AttentionSpec
+    spec: LayerSpec
     layer_indices: tuple[int, ...]
 
     @property
@@ -137,7 +145,7 @@ class Group:
         return self.spec.page_bytes * len(self.layer_indices)
 
 
-def group_layers(specs: Mapping[int, AttentionSpec]) -> tuple[Group, ...]:
+def group_layers(specs: Mapping[int, LayerSpec]) -> tuple[Group, ...]:
     """Put layers with equal specs into one group, in the order of their first layer.
 
     specs: what each layer that keeps anything keeps, by layer index.
@@ -145,7 +153,7 @@ def group_layers(specs: Mapping[int, AttentionSpec]) -> tuple[Group, ...]:
     """
     if not specs:
         raise ConfigError("no layer keeps anything between steps: there is nothing to cache")
-    layers: dict[AttentionSpec, list[int]] = {}
+    layers: dict[LayerSpec, list[int]] = {}
     for layer_index in sorted(specs):
         layers.setdefault(specs[layer_index], []).append(layer_index)
     return tuple(Group(i, spec, tuple(indices)) for i, (spec, indices) in enumerate(layers.items()))

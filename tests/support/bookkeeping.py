@@ -7,9 +7,10 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.base import GroupManager
 from hybrid_engine.groups.spec import (
-    AttentionSpec,
     ChunkedLocalSpec,
     FullAttentionSpec,
+    LayerSpec,
+    MambaSpec,
     SlidingWindowSpec,
     group_layers,
 )
@@ -32,7 +33,11 @@ def chunked(chunk: int, block_size: int = 16) -> ChunkedLocalSpec:
     return ChunkedLocalSpec(1, 8, 2, block_size, chunk=chunk)
 
 
-def make_coordinator(specs: Sequence[AttentionSpec], num_blocks: int | Sequence[int], **config) -> Coordinator:
+def state(size: int = 8) -> MambaSpec:
+    return MambaSpec((size, 3), (size, 4), 2)
+
+
+def make_coordinator(specs: Sequence[LayerSpec], num_blocks: int | Sequence[int], **config) -> Coordinator:
     groups = group_layers(dict(enumerate(specs)))
     counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
     return Coordinator(groups, counts, config=CacheConfig(**config))
@@ -88,7 +93,7 @@ class FakeDevice:
         self.managers = coordinator.managers
         self.vocab_size = vocab_size
         self.slots = [
-            [[None] * manager.block_size for _ in range(manager.pool.num_blocks + 1)] for manager in self.managers
+            [[None] * _slots_of(manager) for _ in range(manager.pool.num_blocks + 1)] for manager in self.managers
         ]
         self.tokens: dict[str, NamedPrefixes] = {}
         self.tables: dict[str, list[list[int]]] = {}
@@ -108,6 +113,7 @@ class FakeDevice:
         for new in plan.new_blocks:
             for table, ids in zip(self.tables[new.request_id], new.block_ids, strict=True):
                 table.extend(ids)
+        self.captures = plan.state_captures
         return StepResult(plan.step_id, self._run(plan))
 
     def _run(self, plan: StepPlan) -> dict[str, int]:
@@ -117,6 +123,8 @@ class FakeDevice:
             self._write(request_id, start, end)
         for request_id, start, end in chunks:
             self._check_reads(request_id, start, end)
+        for request_id, start, end in chunks:
+            self._advance_states(request_id, start, end)
         self.num_computed_tokens += plan.num_tokens
         sampled = {}
         for (request_id, _, end), is_sampled in zip(chunks, plan.is_sampled, strict=True):
@@ -129,7 +137,7 @@ class FakeDevice:
 
     def _write(self, request_id: str, start: int, end: int) -> None:
         prefixes = self.tokens[request_id].prefixes
-        for manager, slots, table in zip(self.managers, self.slots, self.tables[request_id], strict=True):
+        for manager, slots, table in self._token_groups(request_id):
             for position in range(start, end):
                 block_id = table[position // manager.block_size]
                 assert block_id != NULL_BLOCK_ID, f"{request_id} writes position {position} to the null block"
@@ -137,10 +145,34 @@ class FakeDevice:
 
     def _check_reads(self, request_id: str, start: int, end: int) -> None:
         prefixes = self.tokens[request_id].prefixes
-        for manager, slots, table in zip(self.managers, self.slots, self.tables[request_id], strict=True):
+        for manager, slots, table in self._token_groups(request_id):
             for position in range(manager.num_skipped_tokens(start), end):
                 found = slots[table[position // manager.block_size]][position % manager.block_size]
                 assert found == prefixes[position], f"{request_id} reads another prefix's entry at {position}"
+
+    def _token_groups(self, request_id: str) -> list[tuple]:
+        groups = zip(self.managers, self.slots, self.tables[request_id], strict=True)
+        return [group for group in groups if not group[0].is_state]
+
+    def _advance_states(self, request_id: str, start: int, end: int) -> None:
+        prefixes = self.tokens[request_id].prefixes
+        for i, manager in enumerate(self.managers):
+            if not manager.is_state:
+                continue
+            slots, (working,) = self.slots[i], self.tables[request_id][i]
+            assert start == 0 or slots[working] == [prefixes[start - 1]], (
+                f"{request_id} goes on at {start} from another state"
+            )
+            for capture in self.captures:
+                if capture.request_id == request_id and capture.group_id == i:
+                    assert start < capture.position <= end
+                    assert capture.target_id != working
+                    slots[capture.target_id][0] = prefixes[capture.position - 1]
+            slots[working][0] = prefixes[end - 1]
+
+
+def _slots_of(manager: GroupManager) -> int:
+    return 1 if manager.is_state else manager.block_size
 
 
 class NamedPrefixes:
@@ -164,8 +196,8 @@ class NamedPrefixes:
 class Bench:
     """A scheduler with a fake device; every step checks the invariants."""
 
-    def __init__(self, specs: Sequence[AttentionSpec], num_blocks: int | Sequence[int], **config) -> None:
-        cache_keys = ("enable_prefix_caching", "max_evicted_keys")
+    def __init__(self, specs: Sequence[LayerSpec], num_blocks: int | Sequence[int], **config) -> None:
+        cache_keys = ("enable_prefix_caching", "max_evicted_keys", "checkpoint_interval", "block_size")
         cache = {key: config.pop(key) for key in cache_keys if key in config}
         self.coordinator = make_coordinator(specs, num_blocks, **cache)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator)

@@ -1,0 +1,200 @@
+"""The scenes of docs/SCENARIOS.md with recurrent states, by their numbers."""
+
+import pytest
+from bookkeeping import (
+    Bench,
+    compute,
+    expected_stream,
+    full,
+    hit_tokens,
+    lose,
+    make_coordinator,
+    make_request,
+    sliding,
+    state,
+)
+
+from hybrid_engine.groups.spec import group_layers
+
+
+def tokens(count: int, start: int = 0) -> list[int]:
+    return list(range(start, start + count))
+
+
+def lose_states(coordinator, *positions: int) -> None:
+    """Take the recurrent states at some positions away, and nothing else."""
+    for checkpoint in list(coordinator.checkpoints):
+        if checkpoint.position in positions:
+            coordinator.checkpoints.forget(checkpoint)
+
+
+@pytest.fixture
+def scene_15():
+    """A prompt of 161 tokens in three kinds of group, with a checkpoint at every 16."""
+    bench = Bench([full(), sliding(32), state()], 40, checkpoint_interval=16)
+    bench.run_one(tokens(161))
+    return bench.coordinator
+
+
+def find(coordinator):
+    return coordinator.lookup.find_longest_cache_hit(make_request(coordinator, tokens(161)))
+
+
+def test_scene_15_the_longest_position_that_all_three_kinds_have(scene_15):
+    hit = find(scene_15)
+    assert (hit.num_computed_tokens, hit.shared_prefix_boundary) == (160, None)
+
+
+def test_scene_15_without_states_it_is_the_next_state_and_the_boundary_lies_beyond(scene_15):
+    lose_states(scene_15, 160)
+    hit = find(scene_15)
+    assert (hit.num_computed_tokens, hit.shared_prefix_boundary) == (144, 160)
+
+
+def test_scene_15_without_its_window_or_its_block_it_is_the_one_before(scene_15):
+    lose_states(scene_15, 160, 128)
+    cached = make_request(scene_15, tokens(161))
+    lose(scene_15, 1, cached, 8)  # of the window below 144
+    assert find(scene_15).num_computed_tokens == 112
+    lose(scene_15, 0, cached, 6)  # what ends at 112, in the group that keeps everything
+    hit, _ = scene_15.look_up(cached)
+    assert (hit.num_computed_tokens, hit.shared_prefix_boundary) == (96, None)
+
+
+def test_scene_16_three_kinds_are_three_groups_without_dead_bytes():
+    specs = [full()] * 4 + [sliding(512)] * 24 + [state(4096)] * 28
+    groups = group_layers(dict(enumerate(specs)))
+    assert sorted(len(group.layer_indices) for group in groups) == [4, 24, 28]
+    assert sum(group.block_bytes for group in groups) == sum(spec.page_bytes for spec in specs)
+
+
+def test_scene_17_a_checkpoint_goes_as_a_whole():
+    bench = Bench([full(), sliding(32), state()], [40, 40, 3], checkpoint_interval=0)
+    for i in range(6):
+        bench.run_one(tokens(100, 1000 * i), f"r{i}")
+    # Three slots: one to work in, and the two states of the last prompt; the others went with all their blocks.
+    usage = bench.coordinator.usage()
+    assert (usage[2].num_cached, usage[0].num_cached) == (2, 7)
+
+
+def test_scene_18_under_pressure_the_hit_falls_to_the_next_checkpoint_that_survives():
+    bench = Bench([full(), state()], [30, 4], checkpoint_interval=48)
+    bench.run_one(tokens(129))
+    hits = [hit_tokens(bench.coordinator, tokens(129))]
+    for checkpoint in sorted(bench.coordinator.checkpoints, key=lambda c: -c.position):
+        bench.coordinator.checkpoints.forget(checkpoint)
+        hits.append(hit_tokens(bench.coordinator, tokens(129)))
+    assert hits == sorted(hits, reverse=True)
+    assert hits[0] == 128
+    assert hits[-2] > 0
+
+
+def test_scene_19_a_running_requests_checkpoints_stay_whatever_else_runs():
+    bench = Bench([full(), state()], [60, 6], checkpoint_interval=0)
+    chat = bench.add(tokens(80), "chat", max_tokens=30)
+    bench.step()
+    for i in range(5):
+        bench.add(tokens(60, 1000 * (i + 1)), f"other{i}")
+    while chat.held is not None:
+        bench.step()
+    assert hit_tokens(bench.coordinator, [*chat.token_ids, 7, 8]) == chat.num_tokens - 1
+
+
+def test_scene_20_the_next_turn_hits_the_exact_end_of_what_was_computed():
+    bench = Bench([full(), state()], 40, checkpoint_interval=0)
+    first = bench.run_one(tokens(80), max_tokens=19)
+    second = bench.run_one([*first.token_ids, *tokens(10, 5000)], max_tokens=5)
+    assert second.cache.hit == 98
+    assert second.output_token_ids == expected_stream([*first.token_ids, *tokens(10, 5000)], 5)
+
+
+def test_scene_21_the_second_of_four_lays_a_checkpoint_where_they_part():
+    bench = Bench([full(), state()], [300, 30], checkpoint_interval=0)
+    hits = [bench.run_one([*tokens(512), *tokens(200, 1000 * i)], f"r{i}").cache.hit for i in range(1, 5)]
+    assert hits == [0, 0, 512, 512]
+
+
+def test_scene_21_together_the_shared_part_is_computed_once():
+    bench = Bench([full(), state()], [300, 30], checkpoint_interval=0, max_num_scheduled_tokens=1024)
+    requests = [bench.add([*tokens(512), *tokens(200, 1000 * i)], f"r{i}") for i in range(1, 5)]
+    bench.run()
+    assert bench.device.num_computed_tokens == 512 + 4 * 200
+    assert [request.cache.hit for request in requests] == [0, 512, 512, 512]
+    assert len(bench.plans[0].request_ids) == 1
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(256, [0, 512, 256, 256, 512]), (0, [0, 0, 0, 256, 512])])
+def test_scene_22_a_tree_of_prompts(interval, expected):
+    bench = Bench([full(), state()], [600, 60], checkpoint_interval=interval)
+    stem, branch = tokens(256), tokens(256, 1000)
+    leaves = [tokens(30, 2000 + 100 * i) for i in range(5)]
+    prompts = [
+        [*stem, *branch, *leaves[0]],
+        [*stem, *branch, *leaves[1]],
+        [*stem, *leaves[2]],
+        [*stem, *leaves[3]],
+        [*stem, *branch, *leaves[4]],
+    ]
+    assert [bench.run_one(prompt, f"r{i}").cache.hit for i, prompt in enumerate(prompts)] == expected
+
+
+def test_scene_23_a_strict_prefix_hits_the_nearest_checkpoint_and_lays_one_at_its_end():
+    bench = Bench([full(), state()], [100, 20], checkpoint_interval=64)
+    bench.run_one(tokens(400))
+    assert bench.run_one(tokens(150)).cache.hit == 128
+    assert hit_tokens(bench.coordinator, [*tokens(150), 9999, 9998]) == 150
+
+
+def test_scene_24_a_preempted_request_goes_on_where_it_was():
+    bench = Bench([full(), state()], [100, 10], checkpoint_interval=0)
+    request = bench.add(tokens(100), max_tokens=250)
+    while request.num_computed_tokens < 299:
+        bench.step()
+    bench.scheduler._preempt(request)
+    bench.step()
+    assert bench.plans[-1].started[0].num_computed_tokens == 299
+    bench.run()
+    assert request.output_token_ids == expected_stream(tokens(100), 250)
+
+
+def test_scene_26_checkpoints_cost_no_steps():
+    bench = Bench([full(), state()], [700, 10], checkpoint_interval=1000, max_num_scheduled_tokens=2048)
+    bench.run_one(tokens(10_000))
+    assert bench.scheduled() == [[2048]] * 4 + [[1808]]
+    bench.run_one(tokens(1057, 20_000))
+    assert bench.scheduled()[5:] == [[1057]]
+    assert len(bench.plans[-1].state_captures) == 3
+
+
+def test_scene_27_only_the_sibling_waits_for_the_junction():
+    bench = Bench([full(), state()], [100, 10], checkpoint_interval=0)
+    bench.add(tokens(256), "a", max_tokens=3)
+    b = bench.add([*tokens(256), *tokens(50, 5000)], "b", max_tokens=3)
+    bench.add(tokens(40, 9000), "c", max_tokens=3)
+    bench.step()
+    bench.step()
+    assert bench.plans[0].request_ids == ("a", "c")
+    assert bench.plans[1].request_ids == ("a", "c", "b")
+    assert b.cache.hit == 256
+
+
+def test_scene_28_the_gate_counts_blocks_and_one_working_state():
+    bench = Bench([full(), *[state()] * 7], [17, 1], checkpoint_interval=0, max_num_scheduled_tokens=64)
+    request = bench.run_one(tokens(256), max_tokens=17)
+    assert request.num_output_tokens == 17
+    assert request.num_preemptions == 0
+
+
+def test_a_checkpoint_is_known_only_when_its_states_are_written():
+    coordinator = make_coordinator([full(), state()], 20)
+    request = compute(coordinator, make_request(coordinator, tokens(50)))
+    # No step said that it wrote the states, so that nothing may be resumed from them.
+    coordinator.free(request)
+    assert hit_tokens(coordinator, tokens(60)) == 0
+
+
+def test_a_prompt_without_a_state_to_go_on_from_says_so():
+    bench = Bench([full(), state()], [100, 10], checkpoint_interval=0)
+    bench.run_one([*tokens(256), *tokens(40, 5000)])
+    fork = bench.run_one([*tokens(256), *tokens(40, 9000)])
+    assert (fork.cache.hit, fork.cache.missing_state, fork.cache.never_seen) == (0, 256, 39)
