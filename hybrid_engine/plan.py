@@ -50,7 +50,9 @@ def plan_memory(
     null_bytes = sum(group.block_bytes for group in groups)
     spare = memory_bytes - null_bytes - _bytes(groups, longest)
     if spare < 0:
-        return _plan_one_short_request(groups, memory_bytes)
+        return _plan_shorter_request(
+            groups, memory_bytes, max_model_len=max_model_len, chunk_tokens=max_num_scheduled_tokens
+        )
     share = spare / _bytes(groups, typical)
     # More than twice what all requests together can hold is of no use.
     num_blocks = [
@@ -59,26 +61,35 @@ def plan_memory(
     return MemoryPlan(tuple(groups), tuple(num_blocks), memory_bytes)
 
 
-def _plan_one_short_request(groups: Sequence[Group], memory_bytes: int) -> MemoryPlan:
-    """The longest request doesn't fit: find the longest that does, computed one block at a time."""
+def _plan_shorter_request(
+    groups: Sequence[Group], memory_bytes: int, *, max_model_len: int, chunk_tokens: int
+) -> MemoryPlan:
+    """The longest request doesn't fit: plan for the longest that does.
+
+    Its chunks stay as large as they may be, unless not even a request of one such chunk fits: windows hold a chunk
+    beside themselves, and small chunks make every request slow.
+    """
     block_size = max(group.block_size for group in groups)
     null_bytes = sum(group.block_bytes for group in groups)
 
-    def needed_bytes(num_tokens: int) -> int:
-        return null_bytes + _bytes(groups, _num_blocks(groups, num_tokens, chunk_tokens=block_size))
+    def needed_bytes(num_tokens: int, chunk: int) -> int:
+        return null_bytes + _bytes(groups, _num_blocks(groups, num_tokens, chunk_tokens=chunk))
 
-    if needed_bytes(block_size) > memory_bytes:
+    if needed_bytes(block_size, block_size) > memory_bytes:
         raise CapacityError(
             f"the cache memory is {memory_bytes:,} bytes, one block of {block_size} tokens in every group takes "
-            f"{needed_bytes(block_size):,}: give at least that much"
+            f"{needed_bytes(block_size, block_size):,}: give at least that much"
         )
-    low, high = block_size, block_size * 2
-    while needed_bytes(high) <= memory_bytes:
-        low, high = high, high * 2
+    chunk = max(chunk_tokens, block_size)
+    while chunk > block_size and needed_bytes(chunk, chunk) > memory_bytes:
+        chunk = max(chunk // 2, block_size)
+    low, high = chunk, max(max_model_len, chunk)
+    if needed_bytes(high, chunk) <= memory_bytes:
+        low = high
     while high - low > block_size:
         middle = (low + high) // 2
-        low, high = (middle, high) if needed_bytes(middle) <= memory_bytes else (low, middle)
-    return MemoryPlan(tuple(groups), tuple(_num_blocks(groups, low, chunk_tokens=block_size)), memory_bytes)
+        low, high = (middle, high) if needed_bytes(middle, chunk) <= memory_bytes else (low, middle)
+    return MemoryPlan(tuple(groups), tuple(_num_blocks(groups, low, chunk_tokens=chunk)), memory_bytes)
 
 
 def _typical_tokens(groups: Sequence[Group], max_model_len: int) -> int:
