@@ -160,7 +160,8 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
     if config.max_model_len is not None and capacity < config.max_model_len:
         raise CapacityError(
             f"max_model_len is {config.max_model_len:,}, the cache memory ({memory.memory_bytes:,} bytes) holds "
-            f"{capacity:,} tokens of one request: lower max_model_len or give more cache_memory_bytes"
+            f"{capacity:,} tokens of one request: lower max_model_len or max_num_batched_tokens, or give more "
+            f"cache_memory_bytes"
         )
     if capacity < wanted_len:
         logger.warning(

@@ -26,6 +26,13 @@ def test_one_longest_request_fits_where_memory_allows():
     assert Coordinator(plan.groups, plan.num_blocks).capacity_tokens >= 8192
 
 
+def test_chunks_stay_large_where_the_longest_request_does_not_fit():
+    plan = plan_memory(GEMMA, 64 << 20, **LIMITS | {"max_model_len": 131_072})
+    windows, full_attention = plan.num_blocks
+    assert windows * 16 >= 512 + 2048
+    assert 2048 <= full_attention * 16 < 131_072
+
+
 def test_what_all_requests_can_hold_is_enough():
     plan = plan_memory(group_layers({0: full()}), 1 << 40, max_model_len=64, max_num_seqs=2, max_num_scheduled_tokens=8)
     assert plan.num_blocks == (16,)
@@ -34,6 +41,12 @@ def test_what_all_requests_can_hold_is_enough():
 def test_memory_below_one_block_a_group_is_refused_with_the_bytes_that_would_do():
     with pytest.raises(CapacityError, match="give at least that much"):
         plan_memory(GEMMA, 1000, **LIMITS)
+
+
+def test_windows_alone_reach_any_length_with_a_chunk_that_fits():
+    groups = group_layers({0: SlidingWindowSpec(1, 8, 2, window=64)})
+    plan = plan_memory(groups, 16 * 32 * 9, max_model_len=10_000, max_num_seqs=2, max_num_scheduled_tokens=2048)
+    assert Coordinator(plan.groups, plan.num_blocks).capacity_tokens >= 10_000
 
 
 @given(
