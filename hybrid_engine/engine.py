@@ -46,6 +46,8 @@ class Prompt:
     """A prefix cached under one salt is never found under another."""
     text: str | None = None
     """What to report as the prompt's text when it comes as token ids."""
+    message_boundaries: Sequence[int] = ()
+    """Tokens of the prompt after which a message ends: recurrent layers leave a state there for later turns."""
 
 
 class Engine:
@@ -200,6 +202,7 @@ class Engine:
             prompt_token_ids=token_ids,
             sampling=prompt.sampling,
             cache_salt=prompt.cache_salt,
+            message_boundaries=tuple(prompt.message_boundaries),
             arrival_time=self._now(),
         )
         if prompt.request_id in self._callers or any(answer_id in self._answers for answer_id in caller.answer_ids):
@@ -262,6 +265,7 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             cache_salt=caller.cache_salt,
             seed=caller.answer_seed(index),
+            message_boundaries=caller.message_boundaries,
         )
         stream = TextStream(
             self._fast_tokenizer, caller.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens

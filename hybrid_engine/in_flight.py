@@ -31,6 +31,7 @@ class CallerRequest:
     sampling: SamplingParams
     cache_salt: str
     arrival_time: float
+    message_boundaries: tuple[int, ...] = ()
     seed: int = 0
     answers: list[Answer] = field(default_factory=list)
     """Those handed to the scheduler so far: one, then its siblings."""

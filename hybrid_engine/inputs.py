@@ -12,9 +12,9 @@ from hybrid_engine.sampling_params import SamplingParams
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dict with 'prompt' or 'prompt_token_ids' (both: the ids run, the text is reported) and, if
-wanted, 'cache_salt'."""
+wanted, 'cache_salt' and 'message_boundaries' (the tokens after which a message ends)."""
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "message_boundaries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class PromptInput:
     text: str | None
     """What is reported as the prompt's text."""
     cache_salt: str = ""
+    message_boundaries: Sequence[int] = ()
+    """Tokens after which a message ends."""
 
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
@@ -88,7 +90,7 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     content = text if token_ids is None else token_ids
     if content is None:
         raise RequestError("the dict has neither 'prompt' nor 'prompt_token_ids', must have one of them")
-    return PromptInput(content, text, prompt.get("cache_salt") or "")
+    return PromptInput(content, text, prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ())
 
 
 def _is_token_ids(value: Any) -> bool:

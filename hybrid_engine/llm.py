@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
+from hybrid_engine.message_boundaries import message_ends, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -170,29 +171,32 @@ class LLM:
     def apply_chat_template(
         self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True
     ) -> dict[str, Any]:
-        """Render a conversation to a prompt that `generate` and `stream` take: its text and its token ids.
+        """Render a conversation to a prompt that `generate` and `stream` take: text, token ids, where messages end.
 
         Raises ChatTemplateError when there is no template, or it refuses the messages.
         """
         tokenizer = self.get_tokenizer()
         template = chat_template or self._template
+        messages = [dict(message) for message in messages]
         if template is None and tokenizer.chat_template is None:
             raise ChatTemplateError(
                 "this checkpoint has no chat template: pass one as chat_template= (--chat-template on the command "
                 "line), or use generate if the model isn't trained to chat"
             )
-        try:
-            text = tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=template,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
+
+        def render(count: int, invites: bool = False) -> str:
+            return tokenizer.apply_chat_template(
+                messages[:count], chat_template=template, add_generation_prompt=invites, tokenize=False
             )
+
+        try:
+            text = render(len(messages), add_generation_prompt)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
-        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return {"prompt": text, "prompt_token_ids": token_ids}
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        boundaries = token_positions(message_ends(render, len(messages), text), encoded["offset_mapping"])
+        return {"prompt": text, "prompt_token_ids": encoded["input_ids"], "message_boundaries": boundaries}
 
     # How
 
@@ -201,7 +205,14 @@ class LLM:
     ) -> list[Prompt]:
         inputs = as_prompts(prompts)
         return [
-            Prompt(next(self._ids), prompt.content, params, cache_salt=prompt.cache_salt, text=prompt.text)
+            Prompt(
+                next(self._ids),
+                prompt.content,
+                params,
+                cache_salt=prompt.cache_salt,
+                text=prompt.text,
+                message_boundaries=prompt.message_boundaries,
+            )
             for prompt, params in zip(inputs, as_sampling(sampling, len(inputs)), strict=True)
         ]
 
