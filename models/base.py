@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,13 +10,57 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybrid_engine.groups.spec import AttentionSpec, ChunkedLocalSpec, FullAttentionSpec, SlidingWindowSpec
+from hybrid_engine.groups.spec import ChunkedLocalSpec, FullAttentionSpec, LayerSpec, MambaSpec, SlidingWindowSpec
 from hybrid_engine.kernels.attention import AttentionMeta
-from hybrid_engine.models.layers.rope import Rope
+from hybrid_engine.kernels.ssm import StateMeta
+from hybrid_engine.models.layers.rope import NO_ROPE, Rope
 from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Weight
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+MAMBA, MAMBA2 = "mamba", "mamba2"
+RECURRENT = (MAMBA, MAMBA2)
+"""Kinds of layers that keep one state, whatever the number of tokens."""
+
+
+@dataclass(frozen=True)
+class MambaInfo:
+    """What the mixer of a Mamba-1 or Mamba-2 layer is made of."""
+
+    inner_size: int
+    state_size: int
+    conv_width: int
+    """Inputs that the convolution sees, the token's own counted."""
+    num_heads: int = 0
+    """Mamba-2 only; a head has inner_size / num_heads channels."""
+    num_groups: int = 1
+    """Mamba-2 only: heads of a group share B and C, and the gated norm is over a group's channels."""
+    dt_rank: int = 0
+    """Mamba-1 only: the width through which the time steps are projected."""
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+    """Mamba-2 only: what time steps are clamped to."""
+    has_conv_bias: bool = True
+    has_bias: bool = False
+    """Whether the projections into and out of the layer have one."""
+    has_inner_norms: bool = False
+    """Whether time steps, B and C are normed (Jamba)."""
+
+    @property
+    def head_size(self) -> int:
+        """Channels of a Mamba-2 head."""
+        return self.inner_size // self.num_heads
+
+    @property
+    def num_conv_channels(self) -> int:
+        """Channels of the convolution: Mamba-2's covers B and C too."""
+        return self.inner_size + (2 * self.num_groups * self.state_size if self.num_heads else 0)
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """The recurrent state."""
+        if self.num_heads:
+            return (self.num_heads, self.head_size, self.state_size)
+        return (self.inner_size, self.state_size)
 
 
 @dataclass(frozen=True)
@@ -24,15 +69,19 @@ class LayerInfo:
 
     index: int
     kind: str
-    """"full_attention", "sliding_attention" or "chunked_attention"."""
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
-    rope: Rope
+    """"full_attention", "sliding_attention", "chunked_attention", "mamba" or "mamba2"."""
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_size: int = 0
+    rope: Rope = NO_ROPE
     window: int | None = None
     """Tokens that a query of a sliding layer sees, itself counted."""
     chunk: int | None = None
     """Tokens in a chunk of a chunked layer."""
+    mamba: MambaInfo | None = None
+    """What a recurrent layer is made of; None for attention."""
+    num_experts: int = 0
+    """Experts of the layer's MLP; 0: a dense one or none."""
 
     @property
     def rope_theta(self) -> float:
@@ -44,8 +93,14 @@ class LayerInfo:
         """How the rotary frequencies are scaled, in a word or two."""
         return str(self.rope)
 
-    def cache_spec(self, *, block_size: int, element_bytes: int) -> AttentionSpec:
+    def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the layer keeps between steps."""
+        if self.mamba is not None:
+            return MambaSpec(
+                conv_shape=(self.mamba.num_conv_channels, self.mamba.conv_width - 1),
+                ssm_shape=self.mamba.ssm_shape,
+                conv_element_bytes=element_bytes,
+            )
         size = (self.num_kv_heads, self.head_size, element_bytes, block_size)
         if self.kind == SLIDING:
             return SlidingWindowSpec(*size, window=self.window or 0)
@@ -69,7 +124,7 @@ class ModelInfo:
     num_parameters: int
     """Elements of all weights; a tied head counts once."""
 
-    def cache_specs(self, *, block_size: int, element_bytes: int) -> dict[int, AttentionSpec]:
+    def cache_specs(self, *, block_size: int, element_bytes: int) -> dict[int, LayerSpec]:
         """What each layer keeps between steps, by layer index."""
         return {
             layer.index: layer.cache_spec(block_size=block_size, element_bytes=element_bytes) for layer in self.layers
@@ -85,6 +140,16 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class StateCache:
+    """States of one recurrent layer, in slots (S)."""
+
+    conv_SIW: Tensor
+    """The convolution's last inputs, [S, channels, width - 1], in the model's dtype."""
+    ssm_S: Tensor
+    """The recurrent states, float32 [S, I, N] (Mamba-1) or [S, H, D, N] (Mamba-2)."""
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """The tokens of one step, packed: the requests' tokens one after the other, without padding."""
 
@@ -92,21 +157,21 @@ class ForwardBatch:
     """int64."""
     positions_T: Tensor
     """int64, each token's position in its request."""
-    metas: tuple[AttentionMeta, ...]
-    """By layer index; layers of one group share the object."""
-    caches: tuple[LayerCache, ...]
-    """By layer index."""
+    metas: tuple[AttentionMeta | StateMeta, ...]
+    """By layer index; layers of one group share the object. A recurrent layer gets a StateMeta …"""
+    caches: tuple[LayerCache | StateCache, ...]
+    """By layer index. … and a StateCache."""
 
 
 class Model(nn.Module):
-    """A causal language model whose keys and values lie in caches that the caller owns."""
+    """A causal language model whose keys, values and states lie in caches that the caller owns."""
 
     info: ModelInfo
     dtype: torch.dtype
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run the batch, write its keys and values into the caches: hidden_TE after the final norm."""
+        """Run the batch, write its keys, values and states into the caches: hidden_TE after the final norm."""
 
     @abstractmethod
     def logits(self, hidden_XE: Tensor) -> Tensor:

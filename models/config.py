@@ -7,24 +7,40 @@ out are those of transformers' config classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, SLIDING, LayerInfo
-from hybrid_engine.models.layers.rope import SCALINGS, Rope, yarn_magnitude
+from hybrid_engine.models.base import FULL, RECURRENT, SLIDING, LayerInfo, MambaInfo
+from hybrid_engine.models.layers.rope import NO_ROPE, SCALINGS, Rope, yarn_magnitude
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
 
 LEGACY_KINDS = {"attention": FULL}
 """Names that older configs use in layer_types."""
+RECURRENT_NAMES = ("mamba", "linear_attention")
+"""What configs call a recurrent layer, before and since transformers 5."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a checkpoint calls the parts of a decoder."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    input_norm: str = "input_layernorm"
+    attention: str = "self_attn"
+    mamba: str = "mamba"
+    pre_mlp_norm: str = "post_attention_layernorm"
+    mlp: str = "mlp"
+    final_norm: str = "model.norm"
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder of attention layers and gated MLPs, every choice made."""
+    """A decoder of attention or recurrent layers and MLPs, every choice made."""
 
     architecture: str
     """The config's model_type."""
@@ -50,6 +66,17 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_zero_centered_norms: bool = False
     """Whether norms multiply by 1 + weight."""
+    has_float32_residual: bool = False
+    """Whether the residual stream is kept in float32 whatever the model's dtype (Mamba)."""
+    residual_scale: float | None = None
+    """What each sublayer's output is multiplied with before it is added to the residual stream (Granite)."""
+    logits_divisor: float | None = None
+    """What logits are divided by (Granite)."""
+    num_experts_per_token: int = 0
+    """Where layers have experts."""
+    shared_intermediate_size: int = 0
+    """Width of the MLP that every token goes through beside its experts (Granite)."""
+    names: Names = Names()
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,13 +92,15 @@ def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     return {**defaults, **config}
 
 
-def resolve(values: Mapping[str, Any], kinds: tuple[str, ...]) -> DecoderConfig:
+def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba: what recurrent layers are.
     Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds)
+    layers = layer_table(values, kinds, mamba=mamba)
+    head_sizes = {layer.head_size for layer in layers if layer.mamba is None}
+    assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
         layers=layers,
@@ -81,15 +110,24 @@ def resolve(values: Mapping[str, Any], kinds: tuple[str, ...]) -> DecoderConfig:
         max_position_embeddings=positive(values, "max_position_embeddings"),
         norm_eps=values["rms_norm_eps"],
         activation=activation_of(values),
-        attention_scale=layers[0].head_size ** -0.5,
+        attention_scale=max(head_sizes, default=1) ** -0.5,
         is_tied=bool(values["tie_word_embeddings"]),
         eos_token_ids=token_ids(values.get("eos_token_id")),
         bos_token_id=values.get("bos_token_id"),
     )
 
 
-def layer_table(values: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[LayerInfo, ...]:
+def layer_table(
+    values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None
+) -> tuple[LayerInfo, ...]:
     """One row a layer."""
+    rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
+    rows |= {kind: LayerInfo(index=-1, kind=kind, mamba=mamba) for kind in set(kinds) & set(RECURRENT)}
+    return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
+
+
+def attention_row(values: Mapping[str, Any], kind: str) -> LayerInfo:
+    """What attention layers of a kind have in common; the index is to be set."""
     num_heads = positive(values, "num_attention_heads")
     num_kv_heads = values.get("num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
@@ -97,18 +135,14 @@ def layer_table(values: Mapping[str, Any], kinds: tuple[str, ...]) -> tuple[Laye
             f"num_attention_heads is {num_heads}, must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
     head_size = values.get("head_dim") or positive(values, "hidden_size") // num_heads
-    ropes = {kind: rope_of(values, kind, head_size=head_size) for kind in set(kinds)}
-    return tuple(
-        LayerInfo(
-            index=index,
-            kind=kind,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_size=head_size,
-            rope=ropes[kind],
-            window=positive(values, "sliding_window") if kind == SLIDING else None,
-        )
-        for index, kind in enumerate(kinds)
+    return LayerInfo(
+        index=-1,
+        kind=kind,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size=head_size,
+        rope=rope_of(values, kind, head_size=head_size),
+        window=positive(values, "sliding_window") if kind == SLIDING else None,
     )
 
 
@@ -126,22 +160,39 @@ def kinds_of(values: Mapping[str, Any], *, default_pattern: int) -> tuple[str, .
     return tuple(SLIDING if (index + 1) % pattern else FULL for index in range(num_layers))
 
 
-def listed_kinds(layer_types: list[str], num_layers: int) -> tuple[str, ...]:
-    """`layer_types`, checked."""
-    kinds = tuple(LEGACY_KINDS.get(kind, kind) for kind in layer_types)
+def listed_kinds(
+    layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
+) -> tuple[str, ...]:
+    """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
+    names = {**LEGACY_KINDS, **{name: kind for kind in known if kind in RECURRENT for name in RECURRENT_NAMES}}
+    kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:
         raise ConfigError(f"layer_types has {len(kinds)} entries, must have one for each of the {num_layers} layers")
-    if foreign := sorted(set(kinds) - {FULL, SLIDING}):
-        raise ConfigError(f"layer_types holds {', '.join(foreign)}; known here: {FULL}, {SLIDING}")
+    if foreign := sorted(set(kinds) - set(known)):
+        raise ConfigError(f"layer_types holds {', '.join(foreign)}; known here: {', '.join(known)}")
     return kinds
 
 
+def hybrid_kinds(values: Mapping[str, Any], *, recurrent: str, is_attention: Callable[[int], bool]) -> tuple[str, ...]:
+    """Each layer's kind: a list where the config has one, else what the architecture's older attributes say.
+
+    recurrent: the kind of the layers for which is_attention, asked by index, is false.
+    """
+    num_layers = positive(values, "num_hidden_layers")
+    for key in ("layer_types", "layers_block_type"):
+        if values.get(key) is not None:
+            return listed_kinds(values[key], num_layers, known=(FULL, recurrent))
+    return tuple(FULL if is_attention(index) else recurrent for index in range(num_layers))
+
+
 def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
-    """How the layers of a kind turn their queries and keys.
+    """How the layers of a kind turn their queries and keys; not at all where rope_theta is null.
 
     Raises ConfigError for a scaling that isn't known here.
     """
     fields = rope_fields(values, kind)
+    if fields["rope_theta"] is None:
+        return NO_ROPE
     scaling = fields.get("rope_type") or fields.get("type") or "default"
     if scaling not in SCALINGS:
         raise ConfigError(f"rope scaling is {scaling!r}, must be one of {', '.join(SCALINGS)}")

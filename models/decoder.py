@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -19,11 +20,21 @@ from hybrid_engine.models.layers.rope import RopeTables
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP; subclasses place the norms.
+    """What a decoder asks of its layers.
 
     A layer gets its input normed and returns what the next one gets: its sum with the residual stream is normed by
     the next layer's weight in the same pass that closes this layer.
     """
+
+    input_norm: Norm
+
+    @abstractmethod
+    def check(self, info: LayerInfo) -> None:
+        """Assert that the loaded layer is what its row of the layer table says."""
+
+
+class AttentionLayer(DecoderLayer):
+    """Attention and an MLP; subclasses place the norms."""
 
     def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:
         super().__init__()
@@ -53,9 +64,13 @@ class DecoderLayer(nn.Module):
         """(input of the next layer, residual stream), both [T, E]. x_TE: the residual stream, normed."""
         raise NotImplementedError
 
+    def check(self, info: LayerInfo) -> None:
+        """Assert that the loaded layer is what its row of the layer table says."""
+        self.attention.check(info)
+
 
 class Decoder(Model):
-    """A causal language model of one kind of layer."""
+    """A causal language model of layers that stand one behind the other."""
 
     def __init__(
         self, config: DecoderConfig, layer: Callable[[LayerInfo, DecoderConfig], DecoderLayer], *, dtype: torch.dtype
@@ -65,10 +80,10 @@ class Decoder(Model):
         self.config = config
         self.dtype = dtype
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self.embedding = Embedding("model.embed_tokens", scale=config.embedding_scale, **sizes)
+        self.embedding = Embedding(config.names.embedding, scale=config.embedding_scale, **sizes)
         self.layers = tuple(layer(info, config) for info in config.layers)
         self.layer_modules = nn.ModuleList(self.layers)  # so that torch knows them
-        self.final_norm = Norm("model.norm", config.hidden_size)
+        self.final_norm = Norm(config.names.final_norm, config.hidden_size)
         self.head = self.embedding if config.is_tied else Embedding("lm_head", **sizes)
         ropes = tuple(dict.fromkeys(info.rope for info in config.layers))
         self.rope_tables = RopeTables(ropes)
@@ -89,7 +104,7 @@ class Decoder(Model):
         )
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Run the batch, write its keys and values into the caches: hidden_TE after the final norm."""
+        """Run the batch, write its keys, values and states into the caches: hidden_TE after the final norm."""
         tables = self.rope_tables(batch.positions_T)
         residual_TE = self.embedding(batch.token_ids_T)
         norms = [layer.input_norm.weight_E for layer in self.layers] + [self.final_norm.weight_E]
@@ -108,11 +123,12 @@ class Decoder(Model):
 
     def logits(self, hidden_XE: Tensor) -> Tensor:
         """Score the vocabulary for any rows of forward's result: float32 [X, V]."""
-        return self.head.scores(hidden_XE, softcap=self.config.logits_softcap)
+        config = self.config
+        return self.head.scores(hidden_XE, divisor=config.logits_divisor, softcap=config.logits_softcap)
 
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""
         assert len(self.layers) == len(self.info.layers), (len(self.layers), self.info)
         for layer, info, index in zip(self.layers, self.info.layers, self.table_indices, strict=True):
-            layer.attention.check(info)
+            layer.check(info)
             assert self.rope_tables.ropes[index] == info.rope, (self.rope_tables.ropes[index], info)

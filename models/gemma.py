@@ -14,7 +14,7 @@ from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import norm_add_norm
 from hybrid_engine.models.base import LayerCache, LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, kinds_of, resolve, with_defaults
-from hybrid_engine.models.decoder import Decoder, DecoderLayer
+from hybrid_engine.models.decoder import AttentionLayer, Decoder
 from hybrid_engine.models.layers.norm import Norm
 
 COMMON_DEFAULTS = {
@@ -76,7 +76,7 @@ def _resolve(values: Mapping[str, Any], *, default_pattern: int) -> DecoderConfi
     )
 
 
-class GemmaLayer(DecoderLayer):
+class GemmaLayer(AttentionLayer):
     """Norms before and after each sublayer."""
 
     def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:

@@ -13,7 +13,7 @@ from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import add_rms_norm
 from hybrid_engine.models.base import FULL, SLIDING, LayerCache, LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, listed_kinds, positive, resolve, with_defaults
-from hybrid_engine.models.decoder import Decoder, DecoderLayer
+from hybrid_engine.models.decoder import AttentionLayer, Decoder
 from hybrid_engine.models.layers.norm import Norm
 
 COMMON_DEFAULTS = {
@@ -99,7 +99,7 @@ def _qwen_kinds(values: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(FULL if index < num_full else SLIDING for index in range(num_layers))
 
 
-class LlamaLayer(DecoderLayer):
+class LlamaLayer(AttentionLayer):
     """A norm before each sublayer."""
 
     def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:

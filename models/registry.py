@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import gemma, llama
+from hybrid_engine.models import bamba, gemma, jamba, llama, mamba
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -28,9 +28,14 @@ class Architecture:
 
 
 ARCHITECTURES = {
+    "bamba": Architecture(bamba.resolve_bamba, bamba.build_bamba),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
+    "jamba": Architecture(jamba.resolve_jamba, jamba.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
+    "mamba": Architecture(mamba.resolve_mamba, mamba.build),
+    "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),

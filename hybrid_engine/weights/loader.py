@@ -15,8 +15,11 @@ from hybrid_engine.weights.parts import Part, Weight
 
 PREFIXES = ("model.", "model.language_model.", "language_model.model.", "")
 """Where a checkpoint keeps the decoder: alone, inside a multimodal model (new, old), saved without a head."""
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDINGS, HEAD = ("model.embed_tokens.weight", "backbone.embeddings.weight"), "lm_head.weight"
+"""Names of the embedding (a transformer's, a Mamba's) and of the head."""
 OLD_HEAD = "language_model.lm_head.weight"
+OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
+"""Of the first Mamba checkpoints."""
 
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
@@ -89,7 +92,7 @@ def check_complete(checkpoint: Checkpoint, names: dict[str, str], wanted: Iterab
 
 def check_tied(checkpoint: Checkpoint, names: dict[str, str]) -> None:
     """Raise CheckpointError when a head that the config ties to the embedding differs from it."""
-    head, embedding = names[HEAD], names[EMBEDDING]
+    head, embedding = names[HEAD], next(names[name] for name in EMBEDDINGS if name in names)
     same_shape = checkpoint.shape(head) == checkpoint.shape(embedding)
     if not same_shape or not torch.equal(checkpoint.tensor(head), checkpoint.tensor(embedding)):
         raise CheckpointError(
@@ -109,7 +112,7 @@ def stored_names(checkpoint: Checkpoint) -> dict[str, str]:
         elif name.startswith(prefix) and name != HEAD and not is_unused(name):
             names["model." + name.removeprefix(prefix)] = name
         else:
-            names[name] = name
+            names[OLD_NAMES.get(name, name)] = name
     return names
 
 

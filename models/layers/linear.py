@@ -62,7 +62,9 @@ class Embedding(WeightModule):
         rows_TE = self.packed.rows(token_ids_T)
         return rows_TE if self.scale is None else rows_TE * self.scale
 
-    def scores(self, hidden_XE: Tensor, *, softcap: float | None = None) -> Tensor:
-        """Score the vocabulary: float32 [X, V], softcap * tanh(scores / softcap) where a softcap is given."""
+    def scores(self, hidden_XE: Tensor, *, divisor: float | None = None, softcap: float | None = None) -> Tensor:
+        """Score the vocabulary: float32 [X, V], divided, then softcap * tanh(scores / softcap), where given."""
         scores_XV = linear(hidden_XE, self.packed, out_dtype=torch.float32)
+        if divisor is not None:
+            scores_XV.div_(divisor)
         return scores_XV if softcap is None else scores_XV.div_(softcap).tanh_().mul_(softcap)

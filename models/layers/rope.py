@@ -37,6 +37,8 @@ class Rope:
     divisors: tuple[float, ...] = ()
 
     def __str__(self) -> str:
+        if not self.rotary_size:
+            return "none"
         if self.scaling in ("default", "divisors"):
             return self.scaling
         return f"{self.scaling} x{self.factor:g}"
@@ -74,6 +76,10 @@ class Rope:
         """The dimension whose wave turns this often within the original context."""
         wave = self.original_max_position_embeddings / (turns * 2 * math.pi)
         return self.rotary_size * math.log(wave) / (2 * math.log(self.theta))
+
+
+NO_ROPE = Rope(theta=1.0, rotary_size=0)
+"""Of layers that know positions in another way or not at all: nothing of a head turns."""
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.kernels.attention import AttentionMeta
-from hybrid_engine.models.base import ForwardBatch, LayerCache, Model
+from hybrid_engine.kernels.ssm import StateMeta
+from hybrid_engine.models.base import RECURRENT, ForwardBatch, LayerCache, LayerInfo, Model, StateCache
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
@@ -19,7 +20,8 @@ from hybrid_engine.weights import open_checkpoint
 class PagedRun:
     """Requests of a model, their keys and values in blocks that lie in no order; each kind of layer has its own tables.
 
-    The caches start as NaN, so that a slot read before it is written shows.
+    The caches start as NaN, so that a slot read before it is written shows. A request's state lies in its first block
+    of the recurrent kind.
     """
 
     def __init__(self, model: Model, *, num_requests: int = 1, max_tokens: int = 64, block_size: int = 4) -> None:
@@ -33,14 +35,15 @@ class PagedRun:
             blocks = list(range(1, num_requests * num_blocks + 1))
             order.shuffle(blocks)
             self.tables[kind] = [blocks[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
-        self.caches = tuple(
-            LayerCache(*(self._empty(num_requests * num_blocks + 1, layer) for _ in "kv"))
-            for layer in model.info.layers
-        )
+        self.caches = tuple(self._empty(num_requests * num_blocks + 1, layer) for layer in model.info.layers)
 
-    def _empty(self, num_blocks: int, layer) -> Tensor:
+    def _empty(self, num_blocks: int, layer: LayerInfo) -> LayerCache | StateCache:
+        dtype = self.model.dtype
+        if layer.mamba is not None:
+            conv_shape = (num_blocks, layer.mamba.num_conv_channels, layer.mamba.conv_width - 1)
+            return StateCache(_nan(conv_shape, dtype), _nan((num_blocks, *layer.mamba.ssm_shape), torch.float32))
         shape = (num_blocks, layer.num_kv_heads, self.block_size, layer.head_size)
-        return torch.full(shape, torch.nan, dtype=self.model.dtype)
+        return LayerCache(_nan(shape, dtype), _nan(shape, dtype))
 
     @torch.inference_mode()
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
@@ -49,15 +52,7 @@ class PagedRun:
         for request, new in chunks.items():
             self.token_ids[request].extend(new)
         num_queries = [len(new) for new in chunks.values()]
-        metas = {
-            kind: AttentionMeta.build(
-                num_queries=num_queries,
-                num_keys=[len(self.token_ids[request]) for request in chunks],
-                block_tables=[tables[request] for request in chunks],
-                block_size=self.block_size,
-            )
-            for kind, tables in self.tables.items()
-        }
+        metas = {kind: self._meta(kind, chunks) for kind in self.tables}
         batch = ForwardBatch(
             token_ids_T=torch.tensor([token for new in chunks.values() for token in new]),
             positions_T=torch.tensor([position for span in positions for position in span]),
@@ -66,6 +61,23 @@ class PagedRun:
         )
         logits_TV = self.model.logits(self.model(batch))
         return dict(zip(chunks, logits_TV.split(num_queries), strict=True))
+
+    def _meta(self, kind: str, chunks: Mapping[int, Sequence[int]]) -> AttentionMeta | StateMeta:
+        num_queries = [len(new) for new in chunks.values()]
+        num_keys = [len(self.token_ids[request]) for request in chunks]
+        tables = [self.tables[kind][request] for request in chunks]
+        if kind in RECURRENT:
+            has_history = [keys > queries for keys, queries in zip(num_keys, num_queries, strict=True)]
+            return StateMeta.build(
+                num_queries=num_queries, slots=[table[0] for table in tables], has_history=has_history
+            )
+        return AttentionMeta.build(
+            num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=self.block_size
+        )
+
+
+def _nan(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.full(shape, torch.nan, dtype=dtype)
 
 
 @pytest.fixture(scope="session")

@@ -166,7 +166,7 @@ def test_a_config_that_cannot_be_is_refused(change, message):
         describe_model(GEMMA3_NEW | change)
 
 
-@pytest.mark.parametrize("kind", ["jamba", None], ids=["foreign", "missing"])
+@pytest.mark.parametrize("kind", ["griffin", None], ids=["foreign", "missing"])
 def test_an_unknown_architecture_names_the_known_ones(kind):
     with pytest.raises(UnknownModelError, match=f"{kind!r}; known: {', '.join(ARCHITECTURES)}"):
         describe_model({"model_type": kind})
