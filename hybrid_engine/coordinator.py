@@ -11,23 +11,22 @@ A prefix can be resumed at token p if and only if every group can resume at p. B
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hybrid_engine.checkpoint_recorder import CheckpointRecorder
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.errors import CapacityError
 from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
-from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex
+from hybrid_engine.groups.checkpoints import CheckpointIndex
 from hybrid_engine.groups.hashing import BlockHasher
 from hybrid_engine.groups.managers import make_manager
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import ENDLESS, Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
-from hybrid_engine.step_plan import BlockCopy, StateCapture
 
 NO_HIT_BLOCKS: tuple[list[Block], ...] = ()
 
@@ -70,6 +69,7 @@ class Coordinator:
             match_unit_tokens=self.match_unit_tokens,
             alignment_tokens=self.alignment_tokens,
         )
+        self.recorder = CheckpointRecorder(self.groups, self.managers, self.lookup, self.checkpoints, self.config)
 
     # Capacity
 
@@ -203,103 +203,6 @@ class Coordinator:
             (self.managers[i].release_position(held.first_needed[i]) for i in self._forgetters), default=NEVER
         )
 
-    # Recurrent states that outlive the step that made them
-
-    def checkpoint_positions(self, request: Request, hit: CacheHit) -> list[int]:
-        """Return where a request that starts at a hit is to leave states behind, ascending; none without state groups.
-
-        The prompt's end, for whoever goes on with the answer; the last aligned position before it, for the same prompt
-        again; the boundary, where others have parted from this prompt; the ends of messages; and every so often.
-        """
-        if not self._states or not self.config.enable_prefix_caching:
-            return []
-        num_prompt = request.num_prompt_tokens
-        positions = {num_prompt, self.lookup.align(num_prompt - 1), *request.message_boundaries}
-        positions.add(hit.shared_prefix_boundary or 0)
-        if self.config.checkpoint_interval:
-            positions.update(range(self.config.checkpoint_interval, num_prompt, self.config.checkpoint_interval))
-        return sorted(position for position in positions if hit.num_computed_tokens < position <= num_prompt)
-
-    def lay_checkpoint(self, request: Request, position: int) -> None:
-        """Ask a request that has not come so far to leave its states behind at a position; no matter without states."""
-        if self._states and position not in request.checkpoint_positions:
-            insort(request.checkpoint_positions, position)
-
-    def plan_captures(self, request: Request, num_new_tokens: int) -> list[StateCapture]:
-        """Take a block for each state that a request's next tokens pass and that is to be kept, while there are any."""
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
-        held, captures = request.held, []
-        for position in request.checkpoint_positions:
-            if start < position <= end and all(self.managers[i].pool.num_free for i in self._states):
-                assert held is not None
-                targets = {i: self.managers[i].pool.take(1)[0] for i in self._states}
-                held.captures.append((position, targets))
-                captures += [
-                    StateCapture(request.request_id, self.groups[i].group_id, position, target.block_id)
-                    for i, target in targets.items()
-                ]
-        return captures
-
-    def keep_captures(self, request: Request) -> None:
-        """Make the states that the last step wrote positions to go on from, and hold them while the request runs."""
-        held = request.held
-        assert held is not None
-        for position, targets in held.captures:
-            checkpoint = self._record(self._make_checkpoint(request, position, targets))
-            if checkpoint is not None:
-                self._pin(held, checkpoint)
-            for i, target in targets.items():
-                self.managers[i].pool.release((target,))
-        held.captures = []
-
-    def _make_checkpoint(self, request: Request, position: int, states: Mapping[int, Block]) -> Checkpoint:
-        held, unit = request.held, self.match_unit_tokens
-        assert held is not None
-        partials = [
-            table[position // manager.block_size] if position % manager.block_size else None
-            for table, manager in zip(held.tables, self.managers, strict=True)
-        ]
-        return Checkpoint(
-            position=position,
-            parent=request.hash_at(position // unit),
-            tail=tuple(request.token_ids[position // unit * unit : position]),
-            blocks=tuple(states.get(i, partial) for i, partial in enumerate(partials)),
-            keys=tuple(manager.needed_keys(request.block_hashes, position) for manager in self.managers)
-            if self._states
-            else (),
-        )
-
-    def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Keep a checkpoint unless a block that it needs can't be found: the cache was reset while its request ran."""
-        for manager, keys in zip(self.managers, checkpoint.keys, strict=False):
-            if not all(map(manager.pool.cached.__contains__, keys)):
-                return None
-        return self.checkpoints.record(checkpoint)
-
-    def _pin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
-        # What keeps everything is in the request's own table until it ends.
-        blocks = [
-            (manager.pool, block)
-            for i, manager in enumerate(self.managers)
-            if not manager.keeps_everything
-            for block in (*(manager.pool.cached[key] for key in checkpoint.keys[i]), checkpoint.blocks[i])
-            if block is not None
-        ]
-        for pool, block in blocks:
-            pool.pin((block,))
-        checkpoint.num_pins += 1
-        held.pinned.append((checkpoint, blocks))
-
-    def _unpin(self, held: HeldBlocks) -> None:
-        for checkpoint, blocks in held.pinned:
-            checkpoint.num_pins -= 1
-            for pool, block in blocks:
-                pool.release((block,))
-        for _, targets in held.captures:
-            for i, target in targets.items():
-                self.managers[i].pool.release((target,))
-        held.pinned, held.captures = [], []
-
     # What a step changes
 
     def cache_blocks(self, request: Request, num_computed_tokens: int) -> None:
@@ -315,50 +218,16 @@ class Coordinator:
             )
         held.register_position = (num_computed_tokens // self.match_unit_tokens + 1) * self.match_unit_tokens
 
-    def copies(self, request: Request, hit: CacheHit) -> list[BlockCopy]:
-        """Return what must be copied before a request that took a hit inside a block can write."""
-        held, checkpoint, copies = request.held, hit.checkpoint, []
-        if held is None or checkpoint is None:
-            return []
-        for i, (manager, source) in enumerate(zip(self.managers, checkpoint.blocks, strict=True)):
-            if source is not None:
-                target = held.tables[i][checkpoint.position // manager.block_size]
-                num_slots = 1 if manager.is_state else checkpoint.position % manager.block_size
-                copies.append(BlockCopy(self.groups[i].group_id, source.block_id, target.block_id, num_slots))
-        return copies
-
-    def record_checkpoint(self, request: Request) -> None:
-        """Make the end of what a request has computed a position to go on from, also inside a block.
-
-        A recurrent state is kept as the block that the request has written, so that it must not write it again.
-        """
-        held, position = request.held, request.num_computed_tokens
-        if held is None or not self.config.enable_prefix_caching or position == 0:
-            return
-        if self._states:
-            # Only at the position that the states were really built from.
-            if held.state_position == position:
-                states = {i: held.tables[i][0] for i in self._states}
-                self._record(self._make_checkpoint(request, position, states))
-        elif position != self.lookup.align(position):
-            self._record(self._make_checkpoint(request, position, {}))
-
-    def record_prompt_end(self, request: Request) -> None:
-        """Make a prompt's end a position to go on from while the request that computed it goes on itself."""
-        # A recurrent state goes on with it: where there is one, it was captured instead, if there was place.
-        if not self._states:
-            self.record_checkpoint(request)
-
     def free(self, request: Request) -> None:
         """Let go of all blocks of a request; what it has computed stays findable until the memory is needed."""
         held = request.held
         if held is None:
             return
-        self.record_checkpoint(request)
+        self.recorder.record_checkpoint(request)
         request.held = None
         for i, manager in enumerate(self.managers):
             manager.release_table(held.tables[i])
-        self._unpin(held)
+        self.recorder.unpin(held)
         if self.config.enable_prefix_caching and not self._states:
             self._keep_window_of(request, request.num_computed_tokens)
 

@@ -177,7 +177,7 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         template = chat_template or self._template
-        messages = [dict(message) for message in messages]
+        turns: list[dict[str, Any]] = [dict(message) for message in messages]
         if template is None and tokenizer.chat_template is None:
             raise ChatTemplateError(
                 "this checkpoint has no chat template: pass one as chat_template= (--chat-template on the command "
@@ -185,17 +185,19 @@ class LLM:
             )
 
         def render(count: int, invites: bool = False) -> str:
-            return tokenizer.apply_chat_template(
-                messages[:count], chat_template=template, add_generation_prompt=invites, tokenize=False
+            text = tokenizer.apply_chat_template(
+                turns[:count], chat_template=template, add_generation_prompt=invites, tokenize=False
             )
+            assert isinstance(text, str), f"the template gave a {type(text).__name__}"
+            return text
 
         try:
-            text = render(len(messages), add_generation_prompt)
+            text = render(len(turns), add_generation_prompt)
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        boundaries = token_positions(message_ends(render, len(messages), text), encoded["offset_mapping"])
+        boundaries = token_positions(message_ends(render, len(turns), text), encoded["offset_mapping"])
         return {"prompt": text, "prompt_token_ids": encoded["input_ids"], "message_boundaries": boundaries}
 
     # How

@@ -33,7 +33,8 @@ def token_positions(char_ends: Sequence[int], offsets: Sequence[tuple[int, int]]
 
     offsets: each token's start and end in the text, ascending.
     """
-    positions, num_tokens = [], 0
+    positions: list[int] = []
+    num_tokens = 0
     for char_end in char_ends:
         while num_tokens < len(offsets) and offsets[num_tokens][1] <= char_end:
             num_tokens += 1

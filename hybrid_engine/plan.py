@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from hybrid_engine.errors import CapacityError
 from hybrid_engine.groups.managers import make_manager
 from hybrid_engine.groups.pool import BlockPool
-from hybrid_engine.groups.spec import Group
+from hybrid_engine.groups.spec import ENDLESS, Group
 
+TYPICAL_CHECKPOINTS = 4
+"""Recurrent states that a typical request leaves behind: its prompt's end, its answer's, and where others part."""
 TYPICAL_WINDOWS = 8
 """A typical request is taken to be this many times the largest window long, where there is one."""
 
@@ -47,6 +49,11 @@ def plan_memory(
     """
     longest = _num_blocks(groups, max_model_len, chunk_tokens=max_num_scheduled_tokens)
     typical = _num_blocks(groups, _typical_tokens(groups, max_model_len), chunk_tokens=max_num_scheduled_tokens)
+    # A request runs on one recurrent state; its checkpoints are what more of them are for.
+    typical = [
+        count + (TYPICAL_CHECKPOINTS if group.block_size == ENDLESS else 0)
+        for group, count in zip(groups, typical, strict=True)
+    ]
     null_bytes = sum(group.block_bytes for group in groups)
     spare = memory_bytes - null_bytes - _bytes(groups, longest)
     if spare < 0:
@@ -56,7 +63,8 @@ def plan_memory(
     share = spare / _bytes(groups, typical)
     # More than twice what all requests together can hold is of no use.
     num_blocks = [
-        min(base + int(share * count), 2 * max_num_seqs * base) for base, count in zip(longest, typical, strict=True)
+        min(base + int(share * count), 2 * max_num_seqs * max(base, count))
+        for base, count in zip(longest, typical, strict=True)
     ]
     return MemoryPlan(tuple(groups), tuple(num_blocks), memory_bytes)
 
@@ -69,7 +77,7 @@ def _plan_shorter_request(
     Its chunks stay as large as they may be, unless not even a request of one such chunk fits: windows hold a chunk
     beside themselves, and small chunks make every request slow.
     """
-    block_size = max(group.block_size for group in groups)
+    block_size = max([group.block_size for group in groups if group.block_size != ENDLESS], default=1)
     null_bytes = sum(group.block_bytes for group in groups)
 
     def needed_bytes(num_tokens: int, chunk: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from hybrid_engine.groups.spec import AttentionSpec
+from hybrid_engine.groups.spec import ENDLESS, LayerSpec
 from hybrid_engine.models.base import LayerInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
@@ -66,10 +66,10 @@ def group_table(plan: EnginePlan) -> Table:
             str(group.group_id),
             _spec_reach(group.spec),
             f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
-            str(group.block_size),
+            "one state" if group.block_size == ENDLESS else str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
-            f"{num_blocks * group.block_size:,}",
+            "any" if group.block_size == ENDLESS else f"{num_blocks * group.block_size:,}",
             format_bytes(num_blocks * group.block_bytes),
         )
     return table
@@ -77,11 +77,13 @@ def group_table(plan: EnginePlan) -> Table:
 
 def capacity_line(plan: EnginePlan) -> str:
     """Say in one line what fits."""
+    states = [group for group in plan.memory.groups if group.block_size == ENDLESS]
     token_bytes = sum(group.block_bytes // group.block_size for group in plan.memory.groups)
+    state_part = f"a state of all recurrent layers {sum(group.block_bytes for group in states):,}; " if states else ""
     one = min(plan.capacity_tokens, plan.max_model_len)
     return (
         f"One request can be {one:,} tokens long (the model reaches {plan.info.max_position_embeddings:,}); "
-        f"a token that all layers keep takes {token_bytes:,} bytes; "
+        f"a token that all layers keep takes {token_bytes:,} bytes; {state_part}"
         f"{format_bytes(plan.memory.used_bytes)} are used."
     )
 
@@ -92,7 +94,9 @@ def _layer_reach(layer: LayerInfo) -> str:
     return "all" if layer.chunk is None else f"chunk of {layer.chunk:,}"
 
 
-def _spec_reach(spec: AttentionSpec) -> str:
+def _spec_reach(spec: LayerSpec) -> str:
+    if spec.block_size == ENDLESS:
+        return "state"
     window, chunk = getattr(spec, "window", None), getattr(spec, "chunk", None)
     if window is not None:
         return f"last {window:,}"

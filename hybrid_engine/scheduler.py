@@ -169,7 +169,7 @@ class Scheduler:
         for request, num_new in zip(builder.requests, builder.num_scheduled, strict=True):
             # Last, since who was looked at for this step may have asked for a state on the way.
             if request.checkpoint_positions:
-                builder.state_captures += self.coordinator.plan_captures(request, num_new)
+                builder.state_captures += self.coordinator.recorder.plan_captures(request, num_new)
         ended_ids, self._ended_ids = self._ended_ids, []
         plan = builder.build(self.stats.num_steps, ended_ids)
         self._launched[plan.step_id] = builder.requests
@@ -273,7 +273,7 @@ class Scheduler:
         hit = coordinator.lookup.find_longest_cache_hit(request)
         if best < hit.num_computed_tokens + coordinator.alignment_tokens:
             return False
-        coordinator.lay_checkpoint(leader, best)
+        coordinator.recorder.lay_checkpoint(leader, best)
         return True
 
     def _admit(self, builder: _StepBuilder, request: Request, budget: int) -> int:
@@ -292,8 +292,8 @@ class Scheduler:
         request.cache = explanation
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         self.stats.num_recomputed_tokens += max(0, request.num_tokens_lost - hit.num_computed_tokens)
-        request.checkpoint_positions = coordinator.checkpoint_positions(request, hit)
-        builder.block_copies.extend(coordinator.copies(request, hit))
+        request.checkpoint_positions = coordinator.recorder.checkpoint_positions(request, hit)
+        builder.block_copies.extend(coordinator.recorder.copies(request, hit))
         return num_new
 
     def _allocate_first(self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], budget: int) -> int:
@@ -338,9 +338,9 @@ class Scheduler:
                 self.coordinator.cache_blocks(request, num_computed)
             held.state_position = num_computed  # type: ignore[union-attr]
             if held.captures:  # type: ignore[union-attr]
-                self.coordinator.keep_captures(request)
+                self.coordinator.recorder.keep_captures(request)
             elif num_computed == request.num_prompt_tokens:
-                self.coordinator.record_prompt_end(request)
+                self.coordinator.recorder.record_prompt_end(request)
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 continue

@@ -62,7 +62,7 @@ def compute(coordinator: Coordinator, request: Request, num_tokens: int | None =
 def cache_prompt(coordinator: Coordinator, token_ids: Sequence[int], request_id: str = "cached") -> Request:
     """Compute a prompt and free it: all that its groups keep can be found afterwards."""
     request = compute(coordinator, make_request(coordinator, token_ids, request_id))
-    coordinator.record_checkpoint(request)
+    coordinator.recorder.record_checkpoint(request)
     coordinator.free(request)
     return request
 
