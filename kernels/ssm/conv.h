@@ -74,7 +74,7 @@ void causal_conv(const Conv& conv, const Batch& batch, int num_threads) {
         if (conv.width < W) return causal_conv<W - 1>(conv, batch, num_threads);
     const int64_t pieces = (conv.channels + LANES - 1) / LANES;
 #pragma omp parallel for collapse(2) schedule(dynamic, 4) num_threads(num_threads) \
-    if (batch.num_tokens() * conv.channels > SERIAL_WORK)
+    if (batch.num_tokens() * conv.channels * W > SERIAL_WORK)
     for (int64_t r = 0; r < batch.num_requests; r++)
         for (int64_t piece = 0; piece < pieces; piece++) {
             if (batch.begin(r) == batch.end(r)) continue;
