@@ -99,6 +99,8 @@ def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaIn
     Raises ConfigError for a value that can't be or isn't supported.
     """
     layers = layer_table(values, kinds, mamba=mamba)
+    if mamba is not None and activation_of(values) != "silu":
+        raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     head_sizes = {layer.head_size for layer in layers if layer.mamba is None}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(

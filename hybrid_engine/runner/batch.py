@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid_engine.groups.spec import Group
+from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta
+from hybrid_engine.kernels.ssm import StateMeta
 from hybrid_engine.runner.sampler import RequestSampling
 from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, RequestId, StartedRequest, StepPlan
 
@@ -33,7 +34,7 @@ class PackedBatch:
     """int64."""
     positions_T: Tensor
     """int64, each token's place in its own request."""
-    metas: tuple[AttentionMeta, ...]
+    metas: tuple[AttentionMeta | StateMeta, ...]
     """By group."""
     rows: np.ndarray
     """int64 [R]."""
@@ -42,7 +43,7 @@ class PackedBatch:
 
 
 class BlockTables:
-    """The block tables of one group, by row."""
+    """The block tables of one group, by row. In a state group each has one entry, the request's working slot."""
 
     def __init__(self, group: Group, num_blocks: int) -> None:
         """num_blocks: usable ones; the null block comes on top."""
@@ -81,6 +82,13 @@ class BlockTables:
             f"{num_keys.tolist()} keys in tables of {num_slots.tolist()} slots, group {self.group.group_id}"
         )
         return self._ids[rows, : -(-int(num_keys.max()) // block_size)]
+
+    def working_slots(self, rows: np.ndarray) -> np.ndarray:
+        """Return the slot that each of these rows' state lies in."""
+        slots, lengths = self._ids[rows, 0], self._lengths[rows]
+        assert (lengths == 1).all(), f"{lengths.tolist()} working states, group {self.group.group_id}"
+        assert (slots != NULL_BLOCK_ID).all(), f"the null slot as a working state, group {self.group.group_id}"
+        return slots
 
 
 class BatchState:
@@ -187,7 +195,11 @@ class BatchState:
             token_ids_T=self._tensor(token_ids_T),
             positions_T=self._tensor(positions_T),
             metas=tuple(
-                AttentionMeta(query_starts, num_keys_R, *self._locate(tables, rows, num_keys, requests_T, positions_T))
+                self._state_meta(tables, plan, rows)
+                if isinstance(tables.group.spec, MambaSpec)
+                else AttentionMeta(
+                    query_starts, num_keys_R, *self._locate(tables, rows, num_keys, requests_T, positions_T)
+                )
                 for tables in self.tables
             ),
             rows=rows,
@@ -211,6 +223,27 @@ class BatchState:
             f"{positions_T[blocks_T == NULL_BLOCK_ID]} are to be written"
         )
         return self._tensor(block_tables_RB), self._tensor(blocks_T * block_size + positions_T % block_size)
+
+    def _state_meta(self, tables: BlockTables, plan: StepPlan, rows: np.ndarray) -> StateMeta:
+        """Return where one group's states lie, and which are to be kept on the way."""
+        index_of = {request_id: index for index, request_id in enumerate(plan.request_ids)}
+        captures = []
+        for capture in plan.state_captures:
+            if capture.group_id == tables.group.group_id:
+                index = index_of[capture.request_id]
+                num_tokens = capture.position - plan.num_computed_tokens[index]
+                assert 1 <= num_tokens <= plan.num_scheduled_tokens[index], (
+                    f"{capture} lies outside {plan.num_scheduled_tokens[index]} tokens "
+                    f"from {plan.num_computed_tokens[index]} on"
+                )
+                captures.append((index, num_tokens, capture.target_id))
+        return StateMeta.build(
+            num_queries=plan.num_scheduled_tokens,
+            slots=tables.working_slots(rows).tolist(),
+            has_history=[num_tokens > 0 for num_tokens in plan.num_computed_tokens],
+            captures=captures,
+            device=self.device,
+        )
 
     def _check(self, plan: StepPlan, rows: np.ndarray, num_queries: np.ndarray, num_keys: np.ndarray) -> None:
         num_tokens = self._num_tokens[rows]

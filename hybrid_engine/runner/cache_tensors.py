@@ -1,4 +1,4 @@
-"""The memory behind the blocks: a key and a value tensor for each layer."""
+"""The memory behind the blocks: for each layer its keys and values, or its states."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hybrid_engine.errors import CapacityError
-from hybrid_engine.groups.spec import Group
+from hybrid_engine.groups.spec import AttentionSpec, Group, LayerSpec, MambaSpec
 from hybrid_engine.kernels.attention import copy_blocks
-from hybrid_engine.models.base import LayerCache
+from hybrid_engine.models.base import LayerCache, StateCache
 from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockCopy
 
 
 class CacheTensors:
-    """Keys and values of all layers. Blocks belong to the bookkeeping; this only has their bytes."""
+    """Keys, values and states of all layers. Blocks belong to the bookkeeping; this only has their bytes.
+
+    A block of a state group is one slot, which holds one state.
+    """
 
     def __init__(
         self,
@@ -31,38 +34,60 @@ class CacheTensors:
         """
         self.groups = tuple(groups)
         self.num_blocks = tuple(num_blocks)
-        layers: dict[int, LayerCache] = {}
+        layers: dict[int, LayerCache | StateCache] = {}
         for group, count in zip(self.groups, self.num_blocks, strict=True):
-            spec = group.spec
-            assert spec.element_bytes == dtype.itemsize, f"{spec} planned, {dtype} to be kept"
-            shape = (count + 1, spec.num_kv_heads, spec.block_size, spec.head_size)
+            make = _make_states if isinstance(group.spec, MambaSpec) else _make_keys_and_values
             for layer_index in group.layer_indices:
-                layers[layer_index] = LayerCache(*(_allocate(shape, dtype, device) for _ in range(2)))
+                layers[layer_index] = make(group.spec, count + 1, dtype, device)
         assert sorted(layers) == list(range(len(layers))), f"groups have layers {sorted(layers)}, some are missing"
         self.layers = tuple(layers[layer_index] for layer_index in range(len(layers)))
         """By layer index; layer 0 first."""
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
-        """Copy the first slots of blocks to others in every layer of their group, in the order given."""
+        """Copy the first slots of blocks, or whole states, in every layer of their group, in the order given."""
         for copy in copies:
             self._check_block(copy.group_id, copy.source_id)
             self._check_block(copy.group_id, copy.target_id)
-            triple = (copy.source_id, copy.target_id, copy.num_slots)
             for layer_index in self.groups[copy.group_id].layer_indices:
-                cache = self.layers[layer_index]
-                copy_blocks(cache.k_BKPD, cache.v_BKPD, copies=[triple])
+                _copy(self.layers[layer_index], copy)
 
     def poison(self, group_id: int, block_ids: Sequence[int], value: float) -> None:
         """Overwrite whole blocks, the null block too if asked, so that a test sees who reads what nobody wrote."""
         for layer_index in self.groups[group_id].layer_indices:
-            cache = self.layers[layer_index]
-            cache.k_BKPD[list(block_ids)] = value
-            cache.v_BKPD[list(block_ids)] = value
+            for tensor_B in vars(self.layers[layer_index]).values():
+                tensor_B[list(block_ids)] = value
 
     def _check_block(self, group_id: int, block_id: int) -> None:
         assert NULL_BLOCK_ID < block_id <= self.num_blocks[group_id], (
             f"block {block_id} of group {group_id}, which has 1 .. {self.num_blocks[group_id]}"
         )
+
+
+def _make_keys_and_values(
+    spec: LayerSpec, num_blocks: int, dtype: torch.dtype, device: torch.device | str
+) -> LayerCache:
+    assert isinstance(spec, AttentionSpec), spec
+    assert spec.element_bytes == dtype.itemsize, f"{spec} planned, {dtype} to be kept"
+    shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+    return LayerCache(_allocate(shape, dtype, device), _allocate(shape, dtype, device))
+
+
+def _make_states(spec: LayerSpec, num_blocks: int, dtype: torch.dtype, device: torch.device | str) -> StateCache:
+    assert isinstance(spec, MambaSpec), spec
+    assert spec.conv_element_bytes == dtype.itemsize, f"{spec} planned, {dtype} to be kept"
+    assert spec.ssm_element_bytes == torch.float32.itemsize, f"{spec} planned, recurrent states are float32"
+    return StateCache(
+        _allocate((num_blocks, *spec.conv_shape), dtype, device),
+        _allocate((num_blocks, *spec.ssm_shape), torch.float32, device),
+    )
+
+
+def _copy(cache: LayerCache | StateCache, copy: BlockCopy) -> None:
+    if isinstance(cache, LayerCache):
+        copy_blocks(cache.k_BKPD, cache.v_BKPD, copies=[(copy.source_id, copy.target_id, copy.num_slots)])
+        return
+    cache.conv_SIW[copy.target_id] = cache.conv_SIW[copy.source_id]
+    cache.ssm_S[copy.target_id] = cache.ssm_S[copy.source_id]
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
@@ -19,6 +20,11 @@ from transformers import (
     MambaConfig,
     MambaForCausalLM,
 )
+
+from hybrid_engine.groups.spec import MambaSpec
+from hybrid_engine.models.layers.moe import softmax_then_top, top_then_softmax
+from hybrid_engine.models.registry import describe_model, load_model
+from hybrid_engine.weights import open_checkpoint
 
 TOLERANCE = 1e-4
 """Logits are of order 1 and sums of some hundred float32 terms, in another order than transformers'."""
@@ -151,3 +157,74 @@ def test_logits_equal_transformers(name, length, tiny, paged_run):
     expected_TV = their_logits(theirs, tokens)
     assert expected_TV.std() > 0.1
     torch.testing.assert_close(logits_TV, expected_TV, rtol=0, atol=TOLERANCE)
+
+
+@every_model
+@pytest.mark.parametrize("chunk", [1, 3, 7, 64])
+def test_any_chunks_among_neighbours_give_the_logits_of_one_forward(name, chunk, tiny, paged_run):
+    theirs, ours = tiny(*MODELS[name]())
+    num_tokens = 70 if chunk > 1 else 20
+    tokens, others = random_tokens(num_tokens), random_tokens(num_tokens, seed=2)
+    run = paged_run(ours, num_requests=3, max_tokens=num_tokens)
+    run.step({2: others[:2]})
+    found = [
+        run.step({2: others[2 + i : 3 + i], 1: tokens[start : start + chunk], 0: others[start : start + chunk]})
+        for i, start in enumerate(range(0, num_tokens, chunk))
+    ]
+    for request, text in ((0, others), (1, tokens)):
+        logits_TV = torch.cat([logits[request] for logits in found])
+        torch.testing.assert_close(logits_TV, their_logits(theirs, text), rtol=0, atol=TOLERANCE)
+
+
+@every_model
+def test_tokens_one_by_one_after_a_whole_prompt_give_the_logits_of_one_forward(name, tiny, paged_run):
+    theirs, ours = tiny(*MODELS[name]())
+    tokens = random_tokens(40)
+    run = paged_run(ours)
+    chunks = [run.step({0: tokens[:25]}), *(run.step({0: [token]}) for token in tokens[25:])]
+    logits_TV = torch.cat([logits[0] for logits in chunks])
+    torch.testing.assert_close(logits_TV, their_logits(theirs, tokens), rtol=0, atol=TOLERANCE)
+
+
+@every_model
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run):
+    model_class, config = MODELS[name]()
+    exact, _ = tiny(model_class, config)
+    save_tiny(model_class, config, tmp_path)
+    theirs = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16)
+    tokens = random_tokens(50)
+    expected_TV = their_logits(exact, tokens)
+    our_error = (paged_run(ours).step({0: tokens})[0] - expected_TV).square().mean().sqrt()
+    their_error = (their_logits(theirs, tokens) - expected_TV).square().mean().sqrt()
+    # Half as much again: where a router wavers between two experts, either rounding may be the unlucky one.
+    assert our_error < 1.5 * their_error
+
+
+def test_the_router_of_jamba_shares_among_all_experts_and_granites_among_the_chosen():
+    scores_TX = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
+    shares_X = scores_TX.softmax(1)[0]
+    weights_TC, experts_TC = softmax_then_top(scores_TX, 2)
+    assert experts_TC.tolist() == [[1, 2]]
+    torch.testing.assert_close(weights_TC[0], shares_X[[1, 2]])
+    weights_TC, experts_TC = top_then_softmax(scores_TX, 2)
+    assert experts_TC.tolist() == [[1, 2]]
+    torch.testing.assert_close(weights_TC[0], torch.tensor([2.0, 1.0]).softmax(0))
+
+
+def test_a_model_without_attention_keeps_states_alone():
+    specs = describe_model({"model_type": "mamba", "num_hidden_layers": 3}).cache_specs(block_size=16, element_bytes=2)
+    assert specs == dict.fromkeys(range(3), MambaSpec((1536, 3), (1536, 16), conv_element_bytes=2))
+
+
+def test_the_first_mamba_checkpoints_call_the_embedding_otherwise(tmp_path, save_tiny, tiny, paged_run):
+    model_class, config = MODELS["mamba"]()
+    save_tiny(model_class, config, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["backbone.embedding.weight"] = tensors.pop("backbone.embeddings.weight")
+    tensors["lm_head.weight"] = tensors["backbone.embedding.weight"].clone()
+    save_file(tensors, file, {"format": "pt"})
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+    expected_TV = their_logits(tiny(model_class, config)[0], [5, 6])
+    torch.testing.assert_close(paged_run(ours).step({0: [5, 6]})[0], expected_TV, rtol=0, atol=TOLERANCE)

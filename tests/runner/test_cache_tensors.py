@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hybrid_engine.errors import CapacityError
-from hybrid_engine.groups.spec import FullAttentionSpec, Group, SlidingWindowSpec, group_layers
+from hybrid_engine.groups.spec import FullAttentionSpec, Group, MambaSpec, SlidingWindowSpec, group_layers
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.step_plan import BlockCopy
 
@@ -65,3 +65,40 @@ def test_a_layer_without_a_group_is_an_error():
 def test_memory_that_is_not_there_is_a_capacity_error():
     with pytest.raises(CapacityError, match="give the cache less"):
         CacheTensors(GROUPS, [1 << 50, 4], dtype=torch.float32)
+
+
+STATES = MambaSpec(conv_shape=(6, 3), ssm_shape=(2, 4, 5), conv_element_bytes=2)
+
+
+@pytest.fixture
+def states() -> CacheTensors:
+    """A state group of two layers around one of attention; each slot is full of its own index."""
+    full = FullAttentionSpec(num_kv_heads=2, head_size=3, element_bytes=2, block_size=4)
+    cache = CacheTensors(group_layers({0: STATES, 1: full, 2: STATES}), [4, 4], dtype=torch.bfloat16)
+    for slot in range(5):
+        cache.poison(0, [slot], slot)
+    return cache
+
+
+def test_a_state_layer_keeps_inputs_in_the_models_dtype_and_recurrent_states_in_float32(states):
+    for layer in (states.layers[0], states.layers[2]):
+        assert (tuple(layer.conv_SIW.shape), layer.conv_SIW.dtype) == ((5, 6, 3), torch.bfloat16)
+        assert (tuple(layer.ssm_S.shape), layer.ssm_S.dtype) == ((5, 2, 4, 5), torch.float32)
+
+
+def test_the_planned_bytes_of_a_state_are_those_allocated(states):
+    layer = states.layers[0]
+    assert STATES.page_bytes == layer.conv_SIW[1].nbytes + layer.ssm_S[1].nbytes
+
+
+def test_a_copy_takes_the_whole_state_in_every_layer_of_the_group(states):
+    states.copy_blocks([BlockCopy(0, source_id=3, target_id=1, num_slots=1)])
+    for layer in (states.layers[0], states.layers[2]):
+        for tensor in (layer.conv_SIW, layer.ssm_S):
+            assert tensor.flatten(1).float().mean(1).tolist() == [0, 3, 2, 3, 4]
+
+
+def test_recurrent_states_planned_in_16_bits_are_an_error():
+    spec = MambaSpec(conv_shape=(6, 3), ssm_shape=(4, 5), conv_element_bytes=4, ssm_element_bytes=2)
+    with pytest.raises(AssertionError, match="recurrent states are float32"):
+        CacheTensors(group_layers({0: spec}), [4], dtype=torch.float32)

@@ -13,7 +13,7 @@ from hybrid_engine.models.base import FULL, SLIDING, ForwardBatch, LayerInfo, Mo
 from hybrid_engine.models.layers.rope import Rope
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.sampling_params import SamplingParams
-from hybrid_engine.step_plan import BlockCopy, NewBlocks, StartedRequest, StepPlan, StepResult
+from hybrid_engine.step_plan import BlockCopy, NewBlocks, StartedRequest, StateCapture, StepPlan, StepResult
 
 VOCAB_SIZE, WINDOW, BLOCK_SIZE = 61, 6, 4
 GREEDY = SamplingParams(temperature=0)
@@ -105,6 +105,7 @@ class Hand:
         self.new_ids: dict[str, tuple[SamplingParams, int]] = {}
         self.ended_ids: list[str] = []
         self.copies: list[BlockCopy] = []
+        self.captures: list[StateCapture] = []
         self.step_id = 0
 
     def add(
@@ -149,9 +150,10 @@ class Hand:
             started=tuple(started),
             new_blocks=tuple(new_blocks),
             block_copies=tuple(self.copies),
+            state_captures=tuple(self.captures),
             ended_ids=tuple(self.ended_ids),
         )
-        self.ended_ids, self.copies, self.step_id = [], [], self.step_id + 1
+        self.ended_ids, self.copies, self.captures, self.step_id = [], [], [], self.step_id + 1
         result = self.runner.execute(plan)
         for request_id, size in chunks.items():
             self.num_computed[request_id] += size
