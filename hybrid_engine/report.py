@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
-from hybrid_engine.models.base import LayerInfo, ModelInfo
+from hybrid_engine.models.base import LayerInfo, MambaInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
 
@@ -39,20 +39,31 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
 
 def layer_table(info: ModelInfo) -> Table:
     """Show what each layer is."""
-    columns = ("layer", "attention", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling")
-    table = new_table("Layers", *columns, left=("attention", "sees", "rope scaling"))
+    has_experts = any(layer.num_experts for layer in info.layers)
+    columns = ["layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"]
+    columns += ["experts"] if has_experts else []
+    table = new_table("Layers", *columns, left=("kind", "sees", "rope scaling"))
     for layer in info.layers:
-        table.add_row(
-            str(layer.index),
-            layer.kind.removesuffix("_attention"),
-            _layer_reach(layer),
-            str(layer.num_heads),
-            str(layer.num_kv_heads),
-            str(layer.head_size),
-            f"{layer.rope_theta:,.0f}",
-            layer.rope_scaling,
-        )
+        cells = _state_cells(layer.mamba) if layer.mamba is not None else _attention_cells(layer)
+        experts = (_count(layer.num_experts),) if has_experts else ()
+        table.add_row(str(layer.index), layer.kind.removesuffix("_attention"), *cells, *experts)
     return table
+
+
+def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
+    base = f"{layer.rope_theta:,.0f}" if layer.rope.rotary_size else "-"
+    counts = (str(layer.num_heads), str(layer.num_kv_heads), str(layer.head_size))
+    return (_layer_reach(layer), *counts, base, layer.rope_scaling)
+
+
+def _state_cells(mamba: MambaInfo) -> tuple[str, ...]:
+    """Say of a recurrent layer what it has in common with attention: Mamba-2's heads."""
+    head_size = _count(mamba.head_size if mamba.num_heads else 0)
+    return ("a state", _count(mamba.num_heads), "-", head_size, "-", "none")
+
+
+def _count(number: int) -> str:
+    return str(number) if number else "-"
 
 
 def group_table(plan: EnginePlan) -> Table:

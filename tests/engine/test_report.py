@@ -1,6 +1,8 @@
 import pytest
+from rich.console import Console
 
-from hybrid_engine.report import _ranges, format_bytes
+from hybrid_engine.models.registry import describe_model
+from hybrid_engine.report import _ranges, format_bytes, layer_table
 
 
 @pytest.mark.parametrize(
@@ -16,3 +18,16 @@ def test_a_size_is_written_in_the_unit_that_fits(num_bytes, text):
 )
 def test_runs_of_layers_are_shortened(indices, text):
     assert _ranges(indices) == text
+
+
+def test_the_layer_table_shows_what_recurrent_layers_are():
+    config = {"model_type": "jamba", "num_hidden_layers": 3, "attn_layer_period": 3, "attn_layer_offset": 2}
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(layer_table(describe_model(config)))
+    rows = [line.split() for line in capture.get().splitlines() if line.strip()[:1].isdigit()]
+    assert rows == [
+        ["0", "mamba", "a", "state", "-", "-", "-", "-", "none", "-"],
+        ["1", "mamba", "a", "state", "-", "-", "-", "-", "none", "16"],
+        ["2", "full", "all", "32", "8", "128", "-", "none", "-"],
+    ]
