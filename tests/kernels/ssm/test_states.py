@@ -1,5 +1,7 @@
 """What holds for every recurrent op: whose state goes where, at every length, split and position."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -167,6 +169,14 @@ def test_a_slot_that_does_not_exist_is_refused(make_op, slots, captures, message
     meta = StateMeta.build(num_queries=[2], slots=slots, has_history=[True], captures=captures)
     with pytest.raises(ShapeError, match=message):
         op.run(op.slots(4), meta)
+
+
+@pytest.mark.parametrize("slot", [0, -1])
+def test_the_null_slot_and_those_below_are_refused(make_op, slot):
+    op = make_op(2)
+    meta = StateMeta.build(num_queries=[2], slots=[1], has_history=[True])
+    with pytest.raises(ShapeError, match=f"slots {slot} .. {slot} of the step"):
+        op.run(op.slots(4), replace(meta, slots_R=torch.tensor([slot])))
 
 
 def test_a_batch_of_another_length_is_refused(make_op):
