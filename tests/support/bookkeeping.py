@@ -44,10 +44,22 @@ def make_coordinator(specs: Sequence[LayerSpec], num_blocks: int | Sequence[int]
 
 
 def make_request(
-    coordinator: Coordinator, token_ids: Sequence[int], request_id: str = "r", *, max_tokens: int = 1, **kwargs
+    coordinator: Coordinator,
+    token_ids: Sequence[int],
+    request_id: str = "r",
+    *,
+    max_tokens: int = 1,
+    message_boundaries: Sequence[int] = (),
+    **kwargs,
 ) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens, **kwargs)
-    return Request(request_id, list(token_ids), sampling, hasher=coordinator.hasher, max_model_len=1 << 20)
+    return Request(
+        request_id,
+        list(token_ids),
+        SamplingParams(max_tokens=max_tokens, **kwargs),
+        hasher=coordinator.hasher,
+        max_model_len=1 << 20,
+        message_boundaries=message_boundaries,
+    )
 
 
 def compute(coordinator: Coordinator, request: Request, num_tokens: int | None = None) -> Request:
