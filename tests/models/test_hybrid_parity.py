@@ -23,7 +23,7 @@ from transformers import (
 
 from hybrid_engine.groups.spec import MambaSpec
 from hybrid_engine.models.layers.moe import softmax_then_top, top_then_softmax
-from hybrid_engine.models.registry import describe_model, load_model
+from hybrid_engine.models.registry import build_model, describe_model, load_model
 from hybrid_engine.weights import open_checkpoint
 
 TOLERANCE = 1e-4
@@ -228,3 +228,13 @@ def test_the_first_mamba_checkpoints_call_the_embedding_otherwise(tmp_path, save
     ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32)
     expected_TV = their_logits(tiny(model_class, config)[0], [5, 6])
     torch.testing.assert_close(paged_run(ours).step({0: [5, 6]})[0], expected_TV, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("is_asked", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_mambas_residual_stream_is_in_float32_where_its_config_asks(is_asked, dtype):
+    config = {"model_type": "mamba", "vocab_size": 99, "hidden_size": 48, "num_hidden_layers": 1}
+    model = build_model(config | {"residual_in_fp32": is_asked}, dtype=torch.bfloat16)
+    x_TE = torch.full((2, 48), 2**-9, dtype=torch.bfloat16)
+    normed_TE, sum_TE = model.layers[0].close(x_TE, torch.ones_like(x_TE), torch.ones(48))
+    assert (normed_TE.dtype, sum_TE.dtype) == (torch.bfloat16, dtype)
+    assert (sum_TE > 1).all() == is_asked
