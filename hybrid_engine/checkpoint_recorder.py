@@ -14,6 +14,9 @@ from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
 from hybrid_engine.step_plan import BlockCopy, StateCapture
 
+MIN_FREE_PART = 4
+"""A quarter of the states stays free of checkpoints that running requests lay on their way."""
+
 
 class CheckpointRecorder:
     """Lays checkpoints for running requests and at their ends, and holds what they need meanwhile."""
@@ -54,11 +57,16 @@ class CheckpointRecorder:
             insort(request.checkpoint_positions, position)
 
     def plan_captures(self, request: Request, num_new_tokens: int) -> list[StateCapture]:
-        """Take a block for each state that a request's next tokens pass and that is to be kept, while there are any."""
+        """Take a block for each state that a request's next tokens pass and that is to be kept, while there are any.
+
+        All but the prompt's end leave a part of the blocks to requests that have none yet: what a running request laid
+        stays while it runs, and a long prefill would else take every state there is.
+        """
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
         held, captures = request.held, []
         for position in request.checkpoint_positions:
-            if start < position <= end and all(self.managers[i].pool.num_free for i in self._states):
+            is_end = position == request.num_prompt_tokens
+            if start < position <= end and all(self._has_room(i, is_end) for i in self._states):
                 assert held is not None
                 targets = {i: self.managers[i].pool.take(1)[0] for i in self._states}
                 held.captures.append((position, targets))
@@ -67,6 +75,10 @@ class CheckpointRecorder:
                     for i, target in targets.items()
                 ]
         return captures
+
+    def _has_room(self, group_index: int, is_end: bool) -> bool:
+        pool = self.managers[group_index].pool
+        return pool.num_free > (0 if is_end else pool.num_blocks // MIN_FREE_PART)
 
     def keep_captures(self, request: Request) -> None:
         """Make the states that the last step wrote positions to go on from, and hold them while the request runs."""

@@ -78,7 +78,7 @@ def test_scene_17_a_checkpoint_goes_as_a_whole():
 
 
 def test_scene_18_under_pressure_the_hit_falls_to_the_next_checkpoint_that_survives():
-    bench = Bench([full(), state()], [30, 4], checkpoint_interval=48)
+    bench = Bench([full(), state()], [30, 8], checkpoint_interval=48)
     bench.run_one(tokens(129))
     hits = [hit_tokens(bench.coordinator, tokens(129))]
     for checkpoint in sorted(bench.coordinator.checkpoints, key=lambda c: -c.position):
@@ -183,6 +183,16 @@ def test_scene_28_the_gate_counts_blocks_and_one_working_state():
     request = bench.run_one(tokens(256), max_tokens=17)
     assert request.num_output_tokens == 17
     assert request.num_preemptions == 0
+
+
+def test_a_long_prefill_leaves_states_to_other_requests():
+    bench = Bench([full(), state()], [200, 8], checkpoint_interval=16, max_num_scheduled_tokens=160)
+    bench.add(tokens(1000), "long", max_tokens=20)
+    short = bench.add(tokens(20, 5000), "short", max_tokens=2)
+    for _ in range(9):
+        bench.step()
+    assert short.num_output_tokens > 0
+    assert bench.coordinator.managers[1].pool.num_free > 0
 
 
 def test_a_checkpoint_is_known_only_when_its_states_are_written():
