@@ -10,7 +10,14 @@ from hybrid_engine.bench.report import Figure, Report
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.hashing import BlockHasher
-from hybrid_engine.groups.spec import AttentionSpec, FullAttentionSpec, Group, SlidingWindowSpec, group_layers
+from hybrid_engine.groups.spec import (
+    FullAttentionSpec,
+    Group,
+    LayerSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    group_layers,
+)
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
@@ -24,7 +31,13 @@ STEPS_IN_ROUND = 64
 """Four blocks of each request: full blocks are registered, new ones taken, passed ones given back."""
 LONG_PROMPT_TOKENS = 131_072
 VOCAB_SIZE = 262_144
-GROUP_KINDS = {"full": ("full",), "full + sliding window": ("sliding", "full")}
+TWO_GROUPS = "full + sliding window"
+GROUP_KINDS = {
+    "full": ("full",),
+    TWO_GROUPS: ("sliding", "full"),
+    "full + state": ("full", "state"),
+    "all three": ("sliding", "full", "state"),
+}
 
 Clock = Callable[[], float]
 
@@ -38,7 +51,7 @@ def run(*, num_rounds: int = 5) -> Iterator[Report]:
 def _step_report(num_rounds: int) -> Report:
     cases = [(kinds, num_running) for kinds in GROUP_KINDS for num_running in (1, 16, 64, 256)]
     figures = [_step_figure(*case, num_rounds, time.perf_counter) for case in cases]
-    figures.append(_step_figure(*cases[-1], num_rounds, time.thread_time, " (processor time)"))
+    figures.append(_step_figure(TWO_GROUPS, 256, num_rounds, time.thread_time, " (processor time)"))
     notes = (
         f"schedule + update while all requests decode; {STEPS_IN_ROUND} steps a round, prompts of {PROMPT_TOKENS:,}",
         f"blocks of {BLOCK_SIZE} tokens, window {WINDOW}; processor time leaves out what other programs took",
@@ -50,17 +63,18 @@ def _step_figure(kinds: str, num_running: int, num_rounds: int, clock: Clock, su
     layers = GROUP_KINDS[kinds]
     seconds = time_steps(make_groups(layers), num_running, num_rounds=num_rounds, clock=clock)
     values = tuple(each / num_running * 1e6 for each in seconds)
-    has_goal = num_running == 256 and len(layers) == 2
+    has_goal = num_running == 256 and kinds == TWO_GROUPS
     name = f"{kinds}, {num_running} running{suffix}"
     return Figure(name, "µs per request and step", values, at_most=8 if has_goal else None)
 
 
 def make_groups(layers: tuple[str, ...]) -> tuple[Group, ...]:
-    """Make the groups of a model with these layers, each 'full' or 'sliding'."""
+    """Make the groups of a model with these layers, each 'full', 'sliding' or 'state'."""
     sizes = {"num_kv_heads": 1, "head_size": 256, "element_bytes": 2, "block_size": BLOCK_SIZE}
-    specs: dict[str, AttentionSpec] = {
+    specs: dict[str, LayerSpec] = {
         "full": FullAttentionSpec(**sizes),
         "sliding": SlidingWindowSpec(**sizes, window=WINDOW),
+        "state": MambaSpec((1024, 3), (1024, 16), conv_element_bytes=2),
     }
     return group_layers({index: specs[layer] for index, layer in enumerate(layers)})
 
@@ -158,7 +172,11 @@ def _time_pinning(coordinator: Coordinator, request: Request, clock: Clock) -> f
     start = clock()
     hit, blocks = coordinator.look_up(request)
     is_taken = coordinator.allocate_slots(
-        request, 100, num_new_computed_tokens=hit.num_computed_tokens, new_computed_blocks=blocks
+        request,
+        100,
+        num_new_computed_tokens=hit.num_computed_tokens,
+        new_computed_blocks=blocks,
+        partial_blocks=hit.checkpoint.blocks if hit.checkpoint else (),
     )
     seconds = clock() - start
     assert is_taken, "there is no place for the request"
