@@ -1,5 +1,6 @@
 """Random traffic on small pools: every stream is what it would be without a cache, and the books agree throughout."""
 
+import os
 import random
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import strategies as st
 
 from hybrid_engine.errors import PromptTooLongError
 from hybrid_engine.request import RequestStatus
+
+# Of the slow stage, for each kind of group: more of it, or other runs, by the environment.
+NUM_LONG_RUNS = int(os.environ.get("TRAFFIC_RUNS", "700"))
+FIRST_SEED = int(os.environ.get("TRAFFIC_SEED", "0"))
 
 GROUPS = {
     "full": [full(4)],
@@ -64,7 +69,7 @@ def run_traffic(seed: int, specs, num_blocks: int) -> Bench:
 
 
 @pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(16, 40))
 def test_every_stream_is_what_it_would_be_without_a_cache(specs, seed, num_blocks):
     run_traffic(seed, specs, num_blocks)
@@ -73,7 +78,7 @@ def test_every_stream_is_what_it_would_be_without_a_cache(specs, seed, num_block
 @pytest.mark.slow
 @pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
 def test_long_traffic_keeps_every_stream(specs):
-    for seed in range(600):
+    for seed in range(FIRST_SEED, FIRST_SEED + NUM_LONG_RUNS):
         run_traffic(seed, specs, 14 + seed % 30)
 
 
