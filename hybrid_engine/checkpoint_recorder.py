@@ -9,6 +9,7 @@ from hybrid_engine.config import CacheConfig
 from hybrid_engine.groups.base import GroupManager
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex
+from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
@@ -86,7 +87,7 @@ class CheckpointRecorder:
         assert held is not None
         for position, targets in held.captures:
             checkpoint = self._record(self._make_checkpoint(request, position, targets))
-            if checkpoint is not None:
+            if checkpoint is not None and self._has_beginning(held, checkpoint):
                 self._pin(held, checkpoint)
             for i, target in targets.items():
                 self.managers[i].pool.release((target,))
@@ -116,29 +117,42 @@ class CheckpointRecorder:
                 return None
         return self.checkpoints.record(checkpoint)
 
-    def _pin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
-        # What keeps everything is in the request's own table until it ends.
-        blocks = [
-            (manager.pool, block)
+    def _has_beginning(self, held: HeldBlocks, checkpoint: Checkpoint) -> bool:
+        """Return whether a request's own table has the checkpoint's full blocks; after a reset others may have them."""
+        return all(
+            not checkpoint.keys[i] or held.tables[i][0].block_hash == checkpoint.keys[i][0]
             for i, manager in enumerate(self.managers)
-            if not manager.keeps_everything
-            for block in (*(manager.pool.cached[key] for key in checkpoint.keys[i]), checkpoint.blocks[i])
-            if block is not None
-        ]
+            if manager.keeps_everything
+        )
+
+    def _pin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
+        blocks: list[tuple[BlockPool, Block]] = []
+        for manager, keys, partial in zip(self.managers, checkpoint.keys, checkpoint.blocks, strict=True):
+            # The full blocks of what keeps everything are in the request's own table until it ends.
+            if not manager.keeps_everything:
+                blocks += [(manager.pool, manager.pool.cached[key]) for key in keys]
+            if partial is not None:
+                blocks.append((manager.pool, partial))
         for pool, block in blocks:
             pool.pin((block,))
         checkpoint.num_pins += 1
         held.pinned.append((checkpoint, blocks))
 
-    def unpin(self, held: HeldBlocks) -> None:
+    def unpin_checkpoints(self, held: HeldBlocks) -> None:
+        """Let the checkpoints that a request laid go the way of all others."""
         for checkpoint, blocks in held.pinned:
             checkpoint.num_pins -= 1
             for pool, block in blocks:
                 pool.release((block,))
+        held.pinned = []
+
+    def unpin(self, held: HeldBlocks) -> None:
+        """Let go of all that a request which ends holds beside its tables."""
+        self.unpin_checkpoints(held)
         for _, targets in held.captures:
             for i, target in targets.items():
                 self.managers[i].pool.release((target,))
-        held.pinned, held.captures = [], []
+        held.captures = []
 
     def copies(self, request: Request, hit: CacheHit) -> list[BlockCopy]:
         """Return what must be copied before a request that took a hit inside a block can write."""

@@ -165,7 +165,8 @@ class Coordinator:
             needed = num_wanted
             if full_sequence_must_fit:
                 needed = max(needed, _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens))
-            margin = reserved_blocks + math.ceil(watermark * manager.pool.num_blocks)
+            # A request never needs a second working state to grow.
+            margin = reserved_blocks + (0 if manager.is_state else math.ceil(watermark * manager.pool.num_blocks))
             if not manager.can_take(needed + margin, hit, partial):
                 return False
         request.held = held

@@ -76,6 +76,8 @@ class Engine:
         self._callers: dict[str, CallerRequest] = {}
         self._answers: dict[str, Answer] = {}
         self._failure: BaseException | None = None
+        self._is_stepping = False
+        self._aborts_asked: list[str] = []
         self._wall_offset = time.time() - time.monotonic()
         self._decode_token = lru_cache(maxsize=65_536)(self._decode_one)
 
@@ -105,7 +107,14 @@ class Engine:
             self._submit(caller)
 
     def abort(self, request_id: str) -> None:
-        """End a request at once and free all it holds; nothing more is reported of it. An unknown id is ignored."""
+        """End a request at once and free all it holds; nothing more is reported of it. An unknown id is ignored.
+
+        Asked while a step runs (the garbage collector may drop a stream at any moment), it takes effect when the step
+        has ended: until then the step writes what the request holds.
+        """
+        if self._is_stepping:
+            self._aborts_asked.append(request_id)
+            return
         caller = self._callers.pop(request_id, None)
         if caller is None:
             return
@@ -137,6 +146,7 @@ class Engine:
         self.raise_if_dead()
         if not self.has_unfinished_requests():
             return []
+        self._is_stepping = True
         try:
             plan = self.scheduler.schedule()
             assert plan.request_ids, f"{len(self._answers)} requests are unfinished and none can run"
@@ -150,6 +160,10 @@ class Engine:
             if isinstance(error, Exception):
                 raise EngineDeadError(_death_message(error)) from error
             raise
+        finally:
+            self._is_stepping = False
+            while self._aborts_asked:
+                self.abort(self._aborts_asked.pop())
 
     def _report(self, plan: StepPlan, result: StepResult, updates: list[RequestUpdate]) -> list[RequestOutput]:
         if result.prompt_logprobs:

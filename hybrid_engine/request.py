@@ -105,6 +105,8 @@ class Request:
         self.held: HeldBlocks | None = None
         self.shared_prefix_boundary: int | None = None
         self.message_boundaries = tuple(message_boundaries)
+        self.junction: tuple[Request, int] | None = None
+        """While it waits: the request that is computing its prefix, and up to where."""
         self.checkpoint_positions: list[int] = []
         """Where recurrent states are to be kept while it computes, ascending; known from its admission on."""
         self.cache: CacheExplanation | None = None

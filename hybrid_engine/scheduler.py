@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybrid_engine.config import SchedulerConfig
@@ -18,16 +18,8 @@ from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.prefix_lookup import CacheHit
 from hybrid_engine.request import Request, RequestStatus
-from hybrid_engine.step_plan import (
-    BlockCopy,
-    BlockId,
-    NewBlocks,
-    RequestId,
-    StartedRequest,
-    StateCapture,
-    StepPlan,
-    StepResult,
-)
+from hybrid_engine.step_builder import StepBuilder, block_ids, start
+from hybrid_engine.step_plan import NewBlocks, RequestId, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -49,39 +41,6 @@ class SchedulerStats:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     """Tokens computed a second time because a request was preempted."""
-
-
-class _StepBuilder:
-    """Collects what one step runs."""
-
-    def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.num_computed: list[int] = []
-        self.num_scheduled: list[int] = []
-        self.started: list[StartedRequest] = []
-        self.new_blocks: list[NewBlocks] = []
-        self.block_copies: list[BlockCopy] = []
-        self.state_captures: list[StateCapture] = []
-
-    def add(self, request: Request, num_new_tokens: int) -> None:
-        self.requests.append(request)
-        self.num_computed.append(request.num_computed_tokens)
-        self.num_scheduled.append(num_new_tokens)
-
-    def build(self, step_id: int, ended_ids: Iterable[RequestId]) -> StepPlan:
-        sizes = zip(self.requests, self.num_computed, self.num_scheduled, strict=True)
-        return StepPlan(
-            step_id=step_id,
-            request_ids=tuple([request.request_id for request in self.requests]),
-            num_computed_tokens=tuple(self.num_computed),
-            num_scheduled_tokens=tuple(self.num_scheduled),
-            is_sampled=tuple([computed + new == len(request.token_ids) for request, computed, new in sizes]),
-            started=tuple(self.started),
-            new_blocks=tuple(self.new_blocks),
-            block_copies=tuple(self.block_copies),
-            state_captures=tuple(self.state_captures),
-            ended_ids=tuple(ended_ids),
-        )
 
 
 class Scheduler:
@@ -162,11 +121,13 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step; its request_ids are empty when nothing can run."""
-        builder = _StepBuilder()
+        builder = StepBuilder()
         budget, has_preempted = self._schedule_running(builder, self.config.max_num_scheduled_tokens)
         if not has_preempted:
             self._schedule_waiting(builder, budget)
         for request, num_new in zip(builder.requests, builder.num_scheduled, strict=True):
+            # The step in flight writes the states: until it has ended nobody may keep them.
+            request.held.state_position = -1  # type: ignore[union-attr]
             # Last, since who was looked at for this step may have asked for a state on the way.
             if request.checkpoint_positions:
                 builder.state_captures += self.coordinator.recorder.plan_captures(request, num_new)
@@ -176,7 +137,7 @@ class Scheduler:
         self.stats.num_steps += 1
         return plan
 
-    def _schedule_running(self, builder: _StepBuilder, budget: int) -> tuple[int, bool]:
+    def _schedule_running(self, builder: StepBuilder, budget: int) -> tuple[int, bool]:
         has_preempted = False
         most_tokens = self.config.long_prefill_token_threshold or NEVER
         running, index = self.running, 0
@@ -196,7 +157,7 @@ class Scheduler:
             index += 1
         return budget, has_preempted
 
-    def _grow(self, builder: _StepBuilder, request: Request, num_new_tokens: int) -> tuple[int, bool]:
+    def _grow(self, builder: StepBuilder, request: Request, num_new_tokens: int) -> tuple[int, bool]:
         """Give a running request blocks for its next tokens, preempting later ones where there are none left.
 
         Returns how many tokens it can compute (0: it was preempted itself) and whether anything was preempted.
@@ -206,6 +167,8 @@ class Scheduler:
         num_blocks_before = [len(table) for table in held.tables]
         has_preempted = False
         while not self.coordinator.allocate_slots(request, num_new_tokens):
+            if self._give_up_pins():
+                continue
             if self.running[-1] is not request:
                 self._preempt(self.running[-1])
                 has_preempted = True
@@ -216,10 +179,17 @@ class Scheduler:
                 # Alone, it is never preempted for its own growth: a smaller chunk needs fewer window blocks.
                 assert num_new_tokens > 1, f"{request} runs alone and can't compute one token"
                 num_new_tokens = (num_new_tokens + 1) // 2
-        new_ids = [_block_ids(table[n:]) for table, n in zip(held.tables, num_blocks_before, strict=True)]
+        new_ids = [block_ids(table[n:]) for table, n in zip(held.tables, num_blocks_before, strict=True)]
         if any(new_ids):
             builder.new_blocks.append(NewBlocks(request.request_id, tuple(new_ids)))
         return num_new_tokens, has_preempted
+
+    def _give_up_pins(self) -> bool:
+        """Let go of what running requests hold for others' sake alone; return whether that was anything."""
+        pinned = [request.held for request in self.running if request.held is not None and request.held.pinned]
+        for held in pinned:
+            self.coordinator.recorder.unpin_checkpoints(held)
+        return bool(pinned)
 
     def _preempt(self, victim: Request) -> None:
         self.running.remove(victim)
@@ -235,13 +205,17 @@ class Scheduler:
         self._ended_ids.append(victim.request_id)
         self.waiting.appendleft(victim)
 
-    def _schedule_waiting(self, builder: _StepBuilder, budget: int) -> None:
+    def _schedule_waiting(self, builder: StepBuilder, budget: int) -> None:
         siblings: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+        # Looking for siblings is bounded too: thousands may wait for one document.
+        while self.waiting and max(len(self.running), len(siblings)) < self.config.max_num_seqs:
             request = self.waiting[0]
+            # Also when nothing is left to spend: who computes its prefix must learn in time where they part.
             if self._waits_for_a_junction(request):
                 siblings.append(self.waiting.popleft())
                 continue
+            if budget <= 0:
+                break
             num_new = self._admit(builder, request, budget)
             if num_new == 0:
                 assert self.running, f"{request} was accepted but doesn't fit alone"
@@ -249,7 +223,7 @@ class Scheduler:
             self.waiting.popleft()
             request.status = RequestStatus.RUNNING
             self.running.append(request)
-            builder.started.append(_start(request))
+            builder.started.append(start(request))
             builder.add(request, num_new)
             budget -= num_new
         self.waiting.extendleft(reversed(siblings))
@@ -262,6 +236,11 @@ class Scheduler:
         coordinator = self.coordinator
         if not coordinator.may_read(request):
             return False
+        if request.junction is not None:
+            awaited, position = request.junction
+            if awaited.status is RequestStatus.RUNNING and awaited.num_computed_tokens < position:
+                return True
+            request.junction = None
         best, leader = 0, None
         for other in self.running:
             if other.num_computed_tokens < other.num_prompt_tokens:
@@ -274,13 +253,15 @@ class Scheduler:
         if best < hit.num_computed_tokens + coordinator.alignment_tokens:
             return False
         coordinator.recorder.lay_checkpoint(leader, best)
+        request.junction = leader, best
         return True
 
-    def _admit(self, builder: _StepBuilder, request: Request, budget: int) -> int:
+    def _admit(self, builder: StepBuilder, request: Request, budget: int) -> int:
         """Find a waiting request's hit and give it blocks; return how many tokens it computes now, 0: no place."""
         coordinator = self.coordinator
         hit, blocks = coordinator.look_up(request)
         explanation = request.cache or coordinator.explain(request, hit)
+        num_found = hit.num_computed_tokens
         num_new = self._allocate_first(request, hit, blocks, budget)
         while num_new == 0 and not self.running and hit.num_computed_tokens > 0:
             # Hit, copy and new blocks together exceed the memory: a shorter hit may not.
@@ -289,6 +270,11 @@ class Scheduler:
         if num_new == 0:
             return 0
         request.num_computed_tokens = hit.num_computed_tokens
+        num_lost = num_found - hit.num_computed_tokens
+        if num_lost:
+            explanation = replace(
+                explanation, hit=explanation.hit - num_lost, alignment=explanation.alignment + num_lost
+            )
         request.cache = explanation
         request.shared_prefix_boundary = hit.shared_prefix_boundary
         self.stats.num_recomputed_tokens += max(0, request.num_tokens_lost - hit.num_computed_tokens)
@@ -361,21 +347,3 @@ def _finish_reason(request: Request, token_id: int) -> str | None:
     if token_id in request.stop_token_ids and num_tokens >= request.min_total_tokens:
         return "stop"
     return "length" if num_tokens >= request.max_total_tokens else None
-
-
-def _start(request: Request) -> StartedRequest:
-    held = request.held
-    assert held is not None
-    return StartedRequest(
-        request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        block_ids=tuple([_block_ids(table) for table in held.tables]),
-        sampling=request.sampling,
-        seed=request.seed,
-    )
-
-
-def _block_ids(table: list) -> tuple[BlockId, ...]:
-    return tuple([block.block_id for block in table])

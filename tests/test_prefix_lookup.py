@@ -177,7 +177,7 @@ def test_a_hit_that_needs_a_copy_too_many_is_shortened_before_the_request_waits(
     bench.run_one(tokens(60))
     # 60 cached tokens lie in 4 blocks; going on at 60 would take a fifth for the copy.
     request = bench.run_one([*tokens(60), 1, 2])
-    assert request.cache.hit in (48, 60)
+    assert (request.cache.hit, request.cache.alignment) == (48, 12)
     assert bench.plans[-1].started[0].num_computed_tokens == 48
 
 

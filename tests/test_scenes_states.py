@@ -195,6 +195,53 @@ def test_a_long_prefill_leaves_states_to_other_requests():
     assert bench.coordinator.managers[1].pool.num_free > 0
 
 
+def test_checkpoints_laid_on_the_way_give_way_to_the_request_itself():
+    bench = Bench([full(), sliding(32), state()], [40, 4, 20], max_num_scheduled_tokens=16, checkpoint_interval=16)
+    assert bench.run_one(tokens(200), max_tokens=20).num_output_tokens == 20
+
+
+def test_a_repeated_prompt_in_little_memory_runs():
+    bench = Bench([full(), state()], [3, 8], max_num_scheduled_tokens=64)
+    bench.run_one(tokens(20), "a")
+    assert bench.run_one(tokens(20), "b", max_tokens=20).num_output_tokens == 20
+
+
+def test_a_reset_while_a_request_runs_leaves_it_running():
+    bench = Bench([full(), state()], [10, 12], max_num_scheduled_tokens=64, long_prefill_token_threshold=16)
+    request = bench.add(tokens(100), "a", max_tokens=60)
+    bench.step()
+    bench.coordinator.reset_prefix_cache()
+    bench.add(tokens(17), "c", skip_reading_prefix_cache=True)
+    bench.run()
+    assert request.num_output_tokens == 60
+
+
+def test_an_abort_inside_a_step_keeps_no_state_that_the_step_goes_on_writing():
+    bench = Bench([full(), state()], [20, 8], max_num_scheduled_tokens=16)
+    bench.add(tokens(64), "a", max_tokens=30)
+    bench.step()
+    plan = bench.scheduler.schedule()
+    bench.scheduler.abort_request("a")
+    bench.scheduler.update(plan, bench.device.execute(plan))
+    bench.run_one(tokens(64), "b", max_tokens=3)  # FakeDevice fails when it goes on from another state
+
+
+def test_two_states_let_two_requests_run():
+    bench = Bench([full(), state()], [200, 2], checkpoint_interval=0)
+    for i in range(4):
+        bench.add(tokens(20, 1000 * i), f"r{i}", max_tokens=5)
+    bench.run()
+    assert max(len(plan.request_ids) for plan in bench.plans) == 2
+
+
+def test_more_siblings_than_may_run_compute_their_document_once():
+    bench = Bench([full(), state()], [300, 30], checkpoint_interval=0, max_num_seqs=3, max_num_scheduled_tokens=64)
+    for i in range(12):
+        bench.add([*tokens(320), *tokens(20, 1000 * (i + 1))], f"r{i}")
+    bench.run()
+    assert bench.device.num_computed_tokens == 320 + 12 * 20
+
+
 def test_a_checkpoint_is_known_only_when_its_states_are_written():
     coordinator = make_coordinator([full(), state()], 20)
     request = compute(coordinator, make_request(coordinator, tokens(50)))

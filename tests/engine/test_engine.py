@@ -2,6 +2,7 @@ import pytest
 
 from hybrid_engine.engine import Prompt
 from hybrid_engine.errors import EngineDeadError, PromptTooLongError, RequestError
+from hybrid_engine.invariants import check_invariants
 from hybrid_engine.outputs import OutputCollector
 from hybrid_engine.sampling_params import SamplingParams
 
@@ -269,6 +270,17 @@ def test_a_prompt_as_long_as_the_model_reaches_yields_one_token(scripted):
 
 
 # What ends early
+
+
+def test_an_abort_during_a_step_waits_for_its_end(scripted):
+    engine = scripted("a long answer", before_step=lambda plan: engine.abort("dropped"))
+    engine.add_request("dropped", "a prompt", SamplingParams(max_tokens=5))
+    engine.add_request("kept", "another prompt", SamplingParams(max_tokens=5))
+    engine.step()
+    assert [request.request_id for request in engine.scheduler.running] == ["kept"]
+    while engine.has_unfinished_requests():
+        assert {output.request_id for output in engine.step()} == {"kept"}
+    check_invariants(engine.scheduler.coordinator, [])
 
 
 def test_abort_frees_all_answers_at_once_and_reports_nothing_more(scripted):
