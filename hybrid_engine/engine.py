@@ -208,6 +208,7 @@ class Engine:
     def _check(self, prompt: Prompt) -> CallerRequest:
         """Return the request ready to be run; nothing has changed when this raises."""
         text = prompt.prompt if isinstance(prompt.prompt, str) else prompt.text
+        _check_text("cache_salt", prompt.cache_salt)
         token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
         self._check_token_ids(token_ids)
         caller = CallerRequest(
@@ -226,6 +227,7 @@ class Engine:
     def _encode(self, text: str) -> list[int]:
         if not text:
             raise RequestError("the prompt is an empty string: give some text, or the token ids to start from")
+        _check_text("the prompt", text)
         return self.tokenizer(text)["input_ids"]
 
     def _check_token_ids(self, token_ids: list[int]) -> None:
@@ -300,6 +302,13 @@ def _as_token_ids(token_ids: Sequence[int]) -> list[int]:
         return [operator.index(token_id) for token_id in token_ids]
     except TypeError as error:
         raise RequestError(f"prompt_token_ids must be integers: {error}") from error
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} is no valid text: {error}") from error
 
 
 def _death_message(failure: BaseException) -> str:

@@ -90,7 +90,12 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     content = text if token_ids is None else token_ids
     if content is None:
         raise RequestError("the dict has neither 'prompt' nor 'prompt_token_ids', must have one of them")
-    return PromptInput(content, text, prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ())
+    salt, boundaries = prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ()
+    if not isinstance(salt, str):
+        raise RequestError(f"cache_salt is {salt!r:.60}, must be text")
+    if not all(isinstance(boundary, numbers.Integral) for boundary in boundaries):
+        raise RequestError(f"message_boundaries is {boundaries!r:.60}, must be numbers of tokens")
+    return PromptInput(content, text, salt, boundaries)
 
 
 def _is_token_ids(value: Any) -> bool:

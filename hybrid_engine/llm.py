@@ -229,12 +229,14 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
-        assert self._receivers, "nobody waits for a step"
         with interrupts_deferred():
             for delta in self._engine.step():
-                self._receivers[delta.request_id](delta)
+                # A stream may have been dropped while the step ran; nobody wants its delta any more.
+                receiver = self._receivers.get(delta.request_id)
+                if receiver is not None:
+                    receiver(delta)
                 if delta.finished:
-                    del self._receivers[delta.request_id]
+                    self._receivers.pop(delta.request_id, None)
 
     def _end(self, request_id: str) -> None:
         self._engine.abort(request_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import numbers
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hybrid_engine.errors import SamplingParamsError
@@ -53,9 +55,18 @@ class SamplingParams:
     """Compute the whole prompt even if a prefix is cached (it is cached afterwards all the same)."""
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        object.__setattr__(self, "stop", _tuple("stop", stop, str))
+        object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids, int))
+        for name in _INTEGERS:
+            _require(_is_integer(getattr(self, name)), name, getattr(self, name), "an integer")
+        for name in _OPTIONAL_INTEGERS:
+            value = getattr(self, name)
+            _require(value is None or _is_integer(value), name, value, "an integer, or None")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+            _require(is_number, name, value, "a number")
         self._check()
 
     def _check(self) -> None:
@@ -84,10 +95,10 @@ class SamplingParams:
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "from 0 to 1")
         _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            MIN_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
             "repetition_penalty",
             self.repetition_penalty,
-            "finite and above 0",
+            f"from {MIN_REPETITION_PENALTY} to {MAX_REPETITION_PENALTY:g}",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "from -2 to 2")
@@ -99,6 +110,25 @@ class SamplingParams:
 
 
 MAX_LOGPROBS = 1000
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
+"""Beyond these a finite logit may become infinite."""
+_INTEGERS = ("n", "min_tokens", "top_k")
+_OPTIONAL_INTEGERS = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _tuple(name: str, values: object, kind: type) -> tuple:
+    """Return the values as a tuple, None as an empty one. Raises SamplingParamsError for values of another kind."""
+    found = () if values is None else tuple(values) if isinstance(values, Iterable) else (values,)
+    is_right = isinstance(values, Iterable | None) and all(
+        isinstance(value, str) if kind is str else _is_integer(value) for value in found
+    )
+    _require(is_right, name, values, f"a sequence of {'strings' if kind is str else 'integers'}")
+    return found
 
 
 def _require(condition: bool, name: str, value: object, wanted: str) -> None:

@@ -38,6 +38,8 @@ def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     Raises CheckpointError when there is none.
     """
     path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path} doesn't exist: give a folder with a tokenizer, or a .gguf file")
     folder = path if path.is_dir() else path.parent
     if (folder / "tokenizer.json").exists():
         return PreTrainedTokenizerFast.from_pretrained(folder)
