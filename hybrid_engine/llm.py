@@ -14,7 +14,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Unpack
 
-import jinja2
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
-from hybrid_engine.message_boundaries import message_ends, token_positions
+from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, message_ends, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -193,7 +192,7 @@ class LLM:
 
         try:
             text = render(len(turns), add_generation_prompt)
-        except jinja2.TemplateError as error:
+        except TEMPLATE_ERRORS as error:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -10,6 +10,9 @@ from itertools import pairwise
 
 import jinja2
 
+TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+"""What a template raises for messages that it wasn't made for: content parts given to one that adds texts, say."""
+
 
 def message_ends(render: Callable[[int], str], num_messages: int, text: str) -> list[int]:
     """Return the character positions in text at which its messages end, ascending.
@@ -21,7 +24,7 @@ def message_ends(render: Callable[[int], str], num_messages: int, text: str) -> 
     for count in range(1, num_messages + 1):
         try:
             prefix = render(count)
-        except jinja2.TemplateError:
+        except TEMPLATE_ERRORS:
             continue  # it finds so short a conversation incomplete
         if text.startswith(prefix):
             ends.append(len(prefix))

@@ -1,6 +1,8 @@
 import jinja2
 import pytest
 
+from hybrid_engine.errors import ChatTemplateError
+from hybrid_engine.llm import LLM
 from hybrid_engine.message_boundaries import message_ends, token_positions
 
 MESSAGES = ["sys.", "hello?", "hi!"]
@@ -34,9 +36,14 @@ def test_a_position_counts_the_tokens_that_lie_wholly_before_it(char_ends, expec
     assert token_positions(char_ends, [(0, 2), (2, 4), (4, 7), (7, 10)]) == expected
 
 
-def test_chat_tells_the_engine_where_its_messages_end(tiny_gemma3):
-    from hybrid_engine.llm import LLM
+def test_a_template_that_fails_on_its_messages_is_a_template_error(tiny_gemma3):
+    llm = LLM(tiny_gemma3, cache_memory_bytes="2MiB")
+    parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}]
+    with pytest.raises(ChatTemplateError, match="refused the messages"):
+        llm.chat(parts, chat_template="{% for m in messages %}{{ 'x' + m.content }}{% endfor %}")
 
+
+def test_chat_tells_the_engine_where_its_messages_end(tiny_gemma3):
     llm = LLM(tiny_gemma3, cache_memory_bytes="2MiB")
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}bot:{% endif %}"
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
