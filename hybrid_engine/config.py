@@ -7,6 +7,14 @@ from dataclasses import dataclass
 from hybrid_engine.errors import ConfigError
 
 
+def require_integers(config: object, *names: str) -> None:
+    """Raise ConfigError for a setting that is neither an integer nor None."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise ConfigError(f"{name} is {value!r}, must be an integer")
+
+
 @dataclass(frozen=True)
 class CacheConfig:
     """What is kept between steps, and for whom it can be found."""
@@ -24,6 +32,7 @@ class CacheConfig:
     """Keys of evicted blocks remembered in each group, to tell 'evicted' from 'never seen'."""
 
     def __post_init__(self) -> None:
+        require_integers(self, "block_size", "memory_bytes", "checkpoint_interval", "max_evicted_keys")
         if self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
@@ -46,6 +55,7 @@ class SchedulerConfig:
     """Share of each group's blocks that admission leaves free for running requests to grow into."""
 
     def __post_init__(self) -> None:
+        require_integers(self, "max_num_scheduled_tokens", "max_num_seqs", "long_prefill_token_threshold")
         for name in ("max_num_scheduled_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")

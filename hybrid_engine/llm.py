@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ChatTemplateError
+from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
 from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, message_ends, token_positions
 from hybrid_engine.models.base import ModelInfo
@@ -52,6 +52,8 @@ class LLM:
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
+        if isinstance(chat_template, Path) and not chat_template.is_file():
+            raise ConfigError(f"chat_template is {chat_template}, which is no file: give a template or the path of one")
         self._template = chat_template.read_text() if isinstance(chat_template, Path) else chat_template
         engine, plan = start_engine(make_config(model, **settings))
         self._set_up(engine, plan)

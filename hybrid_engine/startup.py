@@ -18,7 +18,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 
-from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
@@ -84,6 +84,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigError(f"dtype is {self.dtype!r}, must be 'auto', {' or '.join(map(repr, DTYPES))}")
+        require_integers(self, "max_model_len", "num_threads")
         for name in ("max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -134,7 +135,7 @@ def parse_bytes(size: int | str | None) -> int | None:
     """Read a size: bytes, or a text like '2GiB' or '512 MB'. Raises ConfigError for what it can't read."""
     if size is None or isinstance(size, int):
         return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", size.lower())
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
     if match is None or match[2] not in BYTE_UNITS:
         raise ConfigError(f"{size!r} is no size in bytes, must be a number or like '2GiB' or '512MB'")
     return int(float(match[1]) * BYTE_UNITS[match[2]])

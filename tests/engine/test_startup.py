@@ -93,3 +93,12 @@ def test_a_length_that_was_asked_for_and_doesnt_fit_is_refused(tiny_gemma3):
 def test_a_length_beyond_the_model_is_refused(tiny_gemma3):
     with pytest.raises(ConfigError, match="max_model_len is 257, the model reaches 256"):
         LLM.plan(tiny_gemma3, max_model_len=257)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("block_size", "16"), ("max_num_seqs", 2.5), ("num_threads", "2"), ("max_model_len", "8"), ("block_size", True)],
+)
+def test_a_setting_of_the_wrong_kind_is_named(tmp_path, name, value):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}, must be an integer"):
+        make_config(tmp_path, **{name: value})
