@@ -1,1 +1,1 @@
-"""KV and states from elsewhere: host memory, a folder on disk, another process. See docs/CONNECTORS.md."""
+"""Cache entries from elsewhere: host memory, disk, other engines. What the scheduler sees of them is in `base`."""

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -47,16 +48,13 @@ class DiskTier:
         *,
         secret: bytes,
         capacity_bytes: int,
-        on_change: Callable[[Iterable[StoreKey]], None] = lambda keys: None,
     ) -> None:
-        """Take in what lies in the folder. Raises OSError when it can't be read.
-
-        secret: proves files; on_change: told of things that have come or gone, from any thread.
-        """
+        """Take in what lies in the folder. Raises OSError when it can't be read. secret: proves files."""
         self.folder = folder
         self.capacity_bytes = capacity_bytes
+        self.on_change: Callable[[Iterable[StoreKey]], None] = lambda keys: None
+        """Told of things that have come or gone, from any thread, while no lock of the tier is held."""
         self._secret = secret
-        self._on_change = on_change
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._places: dict[StoreKey, tuple[str, Place]] = {}
@@ -83,6 +81,10 @@ class DiskTier:
     def num_bytes(self) -> int:
         """Bytes of all files."""
         return self._num_bytes
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is kept or about to be written."""
+        return not self._places and not self._pending
 
     def keys(self) -> list[StoreKey]:
         """Return the keys of all that is kept or about to be written."""
@@ -136,6 +138,13 @@ class DiskTier:
             self._drop([name])
             return None
         return payload
+
+    def discard(self, key: StoreKey) -> None:
+        """Remove the file that a thing lies in: it isn't what it should be."""
+        with self._lock:
+            found = self._places.get(key)
+        if found is not None:
+            self._drop([found[0]])
 
     def flush(self) -> None:
         """Return when all that was put before is on the disk (or was refused by it)."""
@@ -206,7 +215,7 @@ class DiskTier:
                     break
                 dropped.append(name)
                 excess -= each.num_bytes
-        self._on_change(segment.places)
+        self.on_change(segment.places)
         self._drop(dropped)
 
     def _drop(self, names: Iterable[str]) -> None:
@@ -231,7 +240,7 @@ class DiskTier:
             for key in gone:
                 del self._places[key]
         if gone:
-            self._on_change(gone)
+            self.on_change(gone)
 
     # The writer's thread
 
@@ -271,7 +280,7 @@ class DiskTier:
             self.num_not_stored += len(self._pending)
             self._pending.clear()
             self._pending_bytes = 0
-        self._on_change(keys)
+        self.on_change(keys)
 
 
 def _is_listed(name: str) -> bool:
@@ -279,8 +288,6 @@ def _is_listed(name: str) -> bool:
 
 
 def _is_recent(time_ns: int) -> bool:
-    import time
-
     return time.time_ns() - time_ns < 50_000_000
 
 
