@@ -38,6 +38,9 @@ GATHER_SECONDS = 0.05
 MAX_PENDING_BYTES = 256 << 20
 """What waits to be written takes at most so much memory; what comes on top is not stored."""
 
+TICK_NS = 50_000_000
+"""Longer than any file system's clock stands still."""
+
 
 class DiskTier:
     """Stored things in files, the least recently used file dropped first. Safe to call from several threads."""
@@ -67,6 +70,7 @@ class DiskTier:
         self._is_closed = False
         self._has_failed = False
         self._folder_time = 0
+        self._reported: set[str] = set()
         self.num_not_stored = 0
         """Things that came faster than the disk could take them, or that it refused."""
         _remove_leftovers(folder)
@@ -171,17 +175,31 @@ class DiskTier:
 
     def refresh(self) -> None:
         """Take in the files that other processes have written since, and forget those they removed."""
-        changed = os.stat(self.folder).st_mtime_ns
-        if changed == self._folder_time:
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+            if changed == self._folder_time:
+                return
+            names = {entry.name for entry in os.scandir(self.folder) if entry.name.endswith(SUFFIX)}
+        except OSError as error:
+            self._report_once(f"the disk cache in {self.folder} can't be listed: {error}")
             return
-        listed = {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(self.folder) if _is_listed(entry.name)}
-        new = sorted(listed.keys() - self._segments.keys() - self._ignored, key=listed.__getitem__)
-        for name in new:
+        new = names - self._segments.keys() - self._ignored
+        for name in sorted(new, key=self._use_time):
             self._take_in(name)
-        self._forget([name for name in list(self._segments) if name not in listed])
-        # A file that came in the same tick of the clock as the last one seen would be missed for ever.
-        is_settled = os.stat(self.folder).st_mtime_ns == changed and not _is_recent(changed)
-        self._folder_time = changed if is_settled else 0
+        self._forget([name for name in list(self._segments) if name not in names])
+        # What comes in the same tick of the clock as the last file seen would be missed for ever.
+        self._folder_time = changed if time.time_ns() - changed > TICK_NS else 0
+
+    def _use_time(self, name: str) -> int:
+        try:
+            return os.stat(self.folder / name).st_mtime_ns
+        except OSError:
+            return 0
+
+    def _report_once(self, message: str) -> None:
+        if message not in self._reported:
+            self._reported.add(message)
+            logger.error(message)
 
     def _take_in(self, name: str) -> None:
         path = self.folder / name
@@ -274,21 +292,13 @@ class DiskTier:
             return batch
 
     def _give_up(self, keys: list[StoreKey], error: OSError) -> None:
-        logger.error("the disk cache in %s takes nothing more: %s", self.folder, error)
+        self._report_once(f"the disk cache in {self.folder} takes nothing more: {error}")
         with self._lock:
             self._has_failed = True
             self.num_not_stored += len(self._pending)
             self._pending.clear()
             self._pending_bytes = 0
         self.on_change(keys)
-
-
-def _is_listed(name: str) -> bool:
-    return name.endswith(SUFFIX)
-
-
-def _is_recent(time_ns: int) -> bool:
-    return time.time_ns() - time_ns < 50_000_000
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -14,7 +14,7 @@ one goes as a whole, and a block that none needs any more is empty at once.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.hashing import BlockHash
@@ -51,6 +51,10 @@ class Checkpoint:
         return f"Checkpoint({self.position}, pinned {self.num_pins} times)"
 
 
+def _keep_nothing(checkpoint: Checkpoint) -> None:
+    """What is given up is lost."""
+
+
 class CheckpointIndex:
     """The recorded checkpoints; one goes as soon as any group's block of it is taken."""
 
@@ -60,8 +64,10 @@ class CheckpointIndex:
         self._is_unit = is_unit
         self._by_parent: dict[BlockHash, dict[tuple[int, ...], Checkpoint]] = {}
         self._by_recency: OrderedDict[Checkpoint, None] = OrderedDict()
+        self.on_given_up: Callable[[Checkpoint], None] = _keep_nothing
+        """Told of each checkpoint that goes for lack of memory, while its blocks' bytes are still there."""
         for pool in pools:
-            pool.on_checkpoint_lost = self.forget
+            pool.on_checkpoint_lost = self._give_up
             if is_unit:
                 pool.needed = {}
                 pool.make_empty = self._give_up_for
@@ -110,6 +116,10 @@ class CheckpointIndex:
         for checkpoint in list(self):
             self.forget(checkpoint)
 
+    def get(self, parent: BlockHash, tail: tuple[int, ...]) -> Checkpoint | None:
+        """Return the checkpoint with exactly this tail, or None."""
+        return self._by_parent.get(parent, {}).get(tail)
+
     def has(self, parent: BlockHash) -> bool:
         """Return whether any checkpoint lies right behind this hash."""
         return parent in self._by_parent
@@ -124,13 +134,17 @@ class CheckpointIndex:
             if checkpoint is not None:
                 yield checkpoint
 
+    def _give_up(self, checkpoint: Checkpoint) -> None:
+        self.on_given_up(checkpoint)
+        self.forget(checkpoint)
+
     def _give_up_for(self, pool: BlockPool, num_blocks: int) -> None:
         """Give up checkpoints, the least recently used first, until a pool has so many empty blocks."""
         if pool.free.num_empty >= num_blocks:
             return
         for checkpoint in list(self._by_recency):
             if checkpoint.num_pins == 0:
-                self.forget(checkpoint)
+                self._give_up(checkpoint)
                 if pool.free.num_empty >= num_blocks:
                     return
         raise AssertionError(f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} could be emptied")

@@ -33,6 +33,14 @@ class FreeQueue:
         """Blocks that are free and can still be found."""
         return len(self._evict_first) + len(self._used)
 
+    def num_worthless(self, num_blocks: int) -> int:
+        """Return how many of the next num_blocks to leave are empty or marked `evict_first`."""
+        return min(num_blocks, len(self._empty) + len(self._evict_first))
+
+    def is_evicted_first(self, block: Block) -> bool:
+        """Return whether a block is free and marked `evict_first`."""
+        return block.queue is self._evict_first
+
     def empty_blocks(self) -> list[Block]:
         """Return the blocks whose bytes mean nothing."""
         return list(self._empty)

@@ -23,6 +23,10 @@ def _take_from_the_queue(pool: BlockPool, num_blocks: int) -> None:
     """Blocks leave one by one, in the free queue's order."""
 
 
+def _keep_nothing(block_hash: BlockHash, block: Block) -> None:
+    """What leaves the pool is lost."""
+
+
 def _no_checkpoints(checkpoint: Checkpoint) -> None:
     raise AssertionError(f"a checkpoint at {checkpoint.position} in a pool whose coordinator keeps none")
 
@@ -48,6 +52,10 @@ class BlockPool:
         self.on_checkpoint_lost: Callable[[Checkpoint], None] = _no_checkpoints
         """Told of each checkpoint whose block is taken; it must make the block's list of them empty."""
 
+        self.on_evicted: Callable[[BlockHash, Block], None] = _keep_nothing
+        """Told of each full block that can't be found any more, while its bytes are still there: nothing writes them
+        before the next step. Window blocks that a running request has passed are not worth telling."""
+
     @property
     def num_blocks(self) -> int:
         """Usable blocks."""
@@ -71,8 +79,9 @@ class BlockPool:
         """Give out blocks with undefined bytes, forgetting what they held; num_blocks must be free."""
         assert num_blocks <= len(self.free), f"{num_blocks} blocks wanted, {len(self.free)} free"
         self.make_empty(self, num_blocks)
+        num_worthless = self.free.num_worthless(num_blocks)
         taken = [self.free.take() for _ in range(num_blocks)]
-        for block in taken:
+        for index, block in enumerate(taken):
             if block.checkpoints:
                 for checkpoint in tuple(block.checkpoints):
                     self.on_checkpoint_lost(checkpoint)
@@ -80,6 +89,8 @@ class BlockPool:
                 block_hash = self._unregister(block)
                 if block_hash not in self.cached:
                     self._remember_evicted(block_hash)
+                    if index >= num_worthless:
+                        self.on_evicted(block_hash, block)
             block.ref_count = 1
         return taken
 
@@ -125,6 +136,7 @@ class BlockPool:
                 if block is not None and block.ref_count == 0:
                     self._unregister(block)
                     self._remember_evicted(key)
+                    self.on_evicted(key, block)
                     self.settle(block)
 
     def _is_needed(self, block: Block) -> bool:

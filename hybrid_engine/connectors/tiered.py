@@ -1,0 +1,213 @@
+"""Device, then host memory, then disk: what the device gives up is stored, and comes back when a prompt wants it.
+
+Each step's plan takes along what is to be moved. Blocks that are about to be given out again are copied out before
+anything is written; the blocks of a load are filled while the steps of other requests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from hybrid_engine.connectors.base import KVLoad, KVLoadResult
+from hybrid_engine.connectors.external_lookup import ExternalHit, ExternalLookup, Stored
+from hybrid_engine.connectors.rates import FetchRates
+from hybrid_engine.connectors.store import TieredStore
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoints import Checkpoint
+from hybrid_engine.groups.hashing import BlockHash
+from hybrid_engine.groups.pool import BlockPool
+from hybrid_engine.request import Request
+from hybrid_engine.step_plan import BlockCopy, BlockId
+from hybrid_engine.transfer_plan import (
+    BlockKey,
+    BlockPart,
+    CheckpointKey,
+    Load,
+    LoadId,
+    StoreKey,
+    Transfer,
+    TransferPlan,
+)
+
+
+class TieredConnector(Stored):
+    """Plans what is stored and what is loaded, for one coordinator; the runner moves the bytes."""
+
+    def __init__(self, coordinator: Coordinator, store: TieredStore) -> None:
+        """Listen to what the coordinator's pools give up from now on."""
+        self.store = store
+        self.rates = FetchRates()
+        self.num_saved = 0
+        """Things that were to be stored."""
+        self.num_not_fetched_tokens = 0
+        """Tokens that were stored but faster to compute again."""
+        self._coordinator = coordinator
+        self._lookup = ExternalLookup(coordinator, self)
+        self._saves: dict[StoreKey, Transfer] = {}
+        self._saved_checkpoints: dict[bytes, dict[tuple[int, ...], CheckpointKey]] = {}
+        self._loads: list[Load] = []
+        self._copies: list[BlockCopy] = []
+        self._copied: list[tuple[BlockPool, Block]] = []
+        self._bytes_of_load: dict[int, Mapping[str, int]] = {}
+        self._refused: list[KVLoadResult] = []
+        for i, manager in enumerate(coordinator.managers):
+            manager.pool.on_evicted = partial(self._save_block, i)
+        coordinator.checkpoints.on_given_up = self._save_checkpoint
+
+    # What can be had
+
+    def has(self, key: StoreKey) -> bool:
+        return key in self.store or key in self._saves
+
+    def checkpoints_behind(self, parent: bytes) -> Mapping[tuple[int, ...], CheckpointKey]:
+        stored, saved = self.store.checkpoints_behind(parent), self._saved_checkpoints.get(parent)
+        return {**stored, **saved} if saved else stored
+
+    def find(self, request: Request, num_local_tokens: int) -> int:
+        """Return how many tokens beyond the local ones are stored and faster fetched than computed."""
+        self.store.refresh()
+        if self.store.is_empty() and not self._saves:
+            return 0
+        hit = self._lookup.find(request)
+        keys = hit.stored_keys(self._first_blocks(num_local_tokens))
+        num_tokens = hit.num_tokens - num_local_tokens
+        if not keys or num_tokens <= 0:
+            return 0
+        num_bytes = self.store.bytes_by_tier(keys)
+        if not self.rates.is_worth_fetching(num_tokens, num_bytes):
+            self.rates.forget_a_little(num_bytes)
+            self.num_not_fetched_tokens += num_tokens
+            return 0
+        return num_tokens
+
+    def _first_blocks(self, num_local_tokens: int) -> list[int]:
+        return [num_local_tokens // manager.block_size for manager in self._coordinator.managers]
+
+    # Loads
+
+    def start_load(self, load: KVLoad) -> None:
+        """Plan a load for the next step; blocks that the device has itself are copied."""
+        hit = self._lookup.find(load.request, max_tokens=load.end_tokens)
+        if hit.num_tokens != load.end_tokens:
+            # Something has gone since it was found.
+            self._refused.append(KVLoadResult(load.load_id, False))
+            return
+        load_id = LoadId(load.load_id)
+        transfers = tuple(self._transfers(load, hit))
+        keys = [transfer.key for transfer in transfers]
+        self._bytes_of_load[load_id] = self.store.bytes_by_tier(keys)
+        self.store.hold(load_id, keys)
+        self._loads.append(Load(load_id, transfers))
+
+    def _transfers(self, load: KVLoad, hit: ExternalHit) -> Iterator[Transfer]:
+        """List what comes from the store; plan copies of what the device has."""
+        first_blocks = self._first_blocks(load.num_local_tokens)
+        for i, (table, first) in enumerate(zip(hit.tables, first_blocks, strict=True)):
+            manager = self._coordinator.managers[i]
+            for block_index in range(first, len(table)):
+                source, target_id = table[block_index], load.block_ids[i][block_index]
+                if isinstance(source, BlockKey):
+                    yield Transfer(source, (BlockPart(i, target_id, manager.block_size),))
+                elif source is not manager.pool.null_block:
+                    self._copy(i, source, target_id, manager.block_size)
+        if isinstance(hit.checkpoint, CheckpointKey):
+            parts = self._parts(hit.num_tokens)
+            yield Transfer(
+                hit.checkpoint,
+                tuple(BlockPart(i, load.block_ids[i][index], num_slots) for i, index, num_slots in parts),
+            )
+        elif hit.checkpoint is not None:
+            for i, index, num_slots in self._parts(hit.num_tokens):
+                source = hit.checkpoint.blocks[i]
+                assert source is not None, f"{hit.checkpoint} has no part in group {i}"
+                self._copy(i, source, load.block_ids[i][index], num_slots)
+
+    def _parts(self, position: int) -> list[tuple[int, int, int]]:
+        """Return what a checkpoint itself has at a position: group, index in the block table, slots."""
+        return [
+            (i, position // manager.block_size, 1 if manager.is_state else position % manager.block_size)
+            for i, manager in enumerate(self._coordinator.managers)
+            if position % manager.block_size
+        ]
+
+    def _copy(self, group_index: int, source: Block, target_id: BlockId, num_slots: int) -> None:
+        pool = self._coordinator.managers[group_index].pool
+        # Held until the plan is made: nobody may be given it as the target of a copy that comes before.
+        pool.pin((source,))
+        self._copied.append((pool, source))
+        group_id = self._coordinator.groups[group_index].group_id
+        self._copies.append(BlockCopy(group_id, source.block_id, target_id, num_slots))
+
+    def take_finished(self) -> Sequence[KVLoadResult]:
+        """Return the loads that have ended since this was last asked."""
+        finished, self._refused = self._refused, []
+        for ended in self.store.take_ended():
+            num_bytes = self._bytes_of_load.pop(ended.load_id)
+            if ended.is_complete:
+                self.rates.note_load(num_bytes, ended.seconds)
+            finished.append(KVLoadResult(ended.load_id, ended.is_complete))
+        return finished
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Return when a load has ended, or after a while."""
+        if not self._refused:
+            self.store.has_ended.wait(timeout_seconds)
+
+    # Saves
+
+    def _save_block(self, group_index: int, block_hash: BlockHash, block: Block) -> None:
+        manager = self._coordinator.managers[group_index]
+        part = BlockPart(group_index, block.block_id, manager.block_size)
+        self._save(Transfer(BlockKey(group_index, block_hash), (part,)))
+
+    def _save_checkpoint(self, checkpoint: Checkpoint) -> None:
+        parts = tuple(
+            BlockPart(i, block.block_id, num_slots)
+            for i, _, num_slots in self._parts(checkpoint.position)
+            if (block := checkpoint.blocks[i]) is not None
+        )
+        if parts:
+            key = CheckpointKey(checkpoint.parent, checkpoint.tail, checkpoint.position)
+            if self._save(Transfer(key, parts)):
+                self._saved_checkpoints.setdefault(key.parent, {})[key.tail] = key
+
+    def _save(self, transfer: Transfer) -> bool:
+        if transfer.key in self._saves or not self.store.wants(transfer.key):
+            return False
+        self._saves[transfer.key] = transfer
+        self.num_saved += 1
+        return True
+
+    def save_everything(self) -> None:
+        """Plan to store all that the device could go on from, and keeps."""
+        for i, manager in enumerate(self._coordinator.managers):
+            for block_hash, block in manager.pool.cached.items():
+                if not manager.pool.free.is_evicted_first(block):
+                    self._save_block(i, block_hash, block)
+        for checkpoint in self._coordinator.checkpoints:
+            self._save_checkpoint(checkpoint)
+
+    # A step's share
+
+    def take_transfers(self) -> tuple[TransferPlan, list[BlockCopy]]:
+        """Return what the next step is to move, and forget it here."""
+        plan = TransferPlan(tuple(self._saves.values()), tuple(self._loads))
+        copies, self._copies, self._loads = self._copies, [], []
+        self._saves.clear()
+        self._saved_checkpoints.clear()
+        for pool, block in self._copied:
+            pool.release((block,))
+        self._copied = []
+        return plan, copies
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Learn how fast tokens are computed."""
+        self.rates.note_step(num_tokens, seconds)
+
+    def reset(self) -> None:
+        """Forget all that is stored, files included."""
+        self._saves.clear()
+        self._saved_checkpoints.clear()
+        self.store.clear()
