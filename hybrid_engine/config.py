@@ -30,13 +30,36 @@ class CacheConfig:
     """Tokens between the recurrent states that a long prefill leaves behind; 0: none but those with another reason."""
     max_evicted_keys: int = 65_536
     """Keys of evicted blocks remembered in each group, to tell 'evicted' from 'never seen'."""
+    host_bytes: int = 0
+    """Host memory for what the caches give up; 0: none. See docs/CONNECTORS.md."""
+    disk_folder: str | None = None
+    """Where what the caches give up outlives the process; None: nowhere."""
+    disk_bytes: int = 16 * 2**30
+    """Most bytes of the files of one model in that folder."""
 
     def __post_init__(self) -> None:
         require_integers(self, "block_size", "memory_bytes", "checkpoint_interval", "max_evicted_keys")
+        require_integers(self, "host_bytes", "disk_bytes")
         if self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}, must be above 0, or None")
+        if self.host_bytes < 0:
+            raise ConfigError(f"host_bytes is {self.host_bytes}, must be at least 0 (0: no host tier)")
+        if self.disk_bytes <= 0:
+            raise ConfigError(
+                f"disk_bytes is {self.disk_bytes}, must be above 0; leave disk_folder out for no disk tier"
+            )
+        if self.has_tiers and not self.enable_prefix_caching:
+            raise ConfigError(
+                "a host or disk cache keeps what prefix caching gives up, and enable_prefix_caching is off: turn it "
+                "on, or leave the host and disk cache out"
+            )
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether anything is kept beyond the caches themselves."""
+        return self.host_bytes > 0 or self.disk_folder is not None
 
 
 @dataclass(frozen=True)

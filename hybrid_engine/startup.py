@@ -55,6 +55,12 @@ class EngineSettings(TypedDict, total=False):
     block_size: int
     """Tokens in a cache block (16)."""
     enable_prefix_caching: bool
+    host_cache_bytes: int | str
+    """Host memory for cached prefixes that the caches give up, bytes or a text; 0 (default): none."""
+    disk_cache: str | Path | None
+    """A folder in which they outlive the process, and that several processes may share; None: none."""
+    disk_cache_bytes: int | str
+    """Most bytes of one model's files in that folder (16 GiB)."""
     max_num_seqs: int
     """Requests that run at once."""
     max_num_batched_tokens: int
@@ -96,7 +102,11 @@ CACHE_SETTINGS = {
     "cache_memory_bytes": "memory_bytes",
     "block_size": "block_size",
     "enable_prefix_caching": "enable_prefix_caching",
+    "host_cache_bytes": "host_bytes",
+    "disk_cache": "disk_folder",
+    "disk_cache_bytes": "disk_bytes",
 }
+BYTE_SETTINGS = ("cache_memory_bytes", "host_cache_bytes", "disk_cache_bytes")
 SCHEDULER_SETTINGS = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_scheduled_tokens",
@@ -112,8 +122,11 @@ def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> Engine
             near = difflib.get_close_matches(name, EngineSettings.__annotations__, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EngineSettings.__annotations__)}"
             raise ConfigError(f"{name!r} is no setting; {hint}")
-    if "cache_memory_bytes" in given:
-        given["cache_memory_bytes"] = parse_bytes(given["cache_memory_bytes"])
+    for name in BYTE_SETTINGS:
+        if name in given:
+            given[name] = parse_bytes(given[name])
+    if given.get("disk_cache") is not None:
+        given["disk_cache"] = str(given["disk_cache"])
     cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
     scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
     return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)

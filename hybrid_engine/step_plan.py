@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.transfer_plan import Load, Transfer
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
@@ -67,6 +68,21 @@ class StateCapture:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """What a step moves before it computes, in this order; the plan's own block copies come after the saves."""
+
+    saves: tuple[Transfer, ...] = ()
+    """Blocks that may be given out again are copied out."""
+    copies: tuple[BlockCopy, ...] = ()
+    """What a load needs and the device itself has."""
+    loads: tuple[Load, ...] = ()
+    """They begin, and end in a later step."""
+
+    def __bool__(self) -> bool:
+        return bool(self.saves or self.copies or self.loads)
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What runs in one step. Entry i of each per-request tuple belongs to request_ids[i]."""
 
@@ -87,6 +103,8 @@ class StepPlan:
     new_blocks: tuple[NewBlocks, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
     state_captures: tuple[StateCapture, ...] = ()
+    transfers: TransferPlan | None = None
+    """Bytes that leave the cache or come back; a plan that computes nothing may have some."""
     ended_ids: tuple[RequestId, ...] = ()
     """Requests the runner may forget before this step: finished, aborted or preempted since the last plan."""
 

@@ -70,14 +70,3 @@ class Load:
 
     load_id: LoadId
     transfers: tuple[Transfer, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TransferPlan:
-    """What a step moves before it computes: first the saves, then block copies, then the loads begin."""
-
-    saves: tuple[Transfer, ...] = ()
-    loads: tuple[Load, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.saves or self.loads)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid_engine.groups.spec import Group
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def cache_facts(
@@ -24,7 +25,7 @@ def cache_facts(
     """
     return {
         "engine": version,
-        "architectures": config.get("architectures"),
+        "config": blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16).hexdigest(),
         "weights": weights_digest(model),
         "match_unit_tokens": match_unit_tokens,
         "groups": [
@@ -36,21 +37,46 @@ def cache_facts(
 
 @torch.inference_mode()
 def weights_digest(model: nn.Module) -> str:
-    """Return a digest of all parameters and buffers, read once: their names, shapes, dtypes and values.
+    """Return a digest of all tensors that a model holds, read once: their names, shapes, dtypes and values.
 
     Of the values the sum of each row's bits goes in, not each value: as fast as the memory, and still different after
     any training, merging or quantising. It tells models apart; it does not withstand somebody who crafts weights.
     """
     digest = blake2b(digest_size=16)
-    for name, tensor in sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items()):
+    num_tensors = 0
+    for name, tensor in _tensors_of(model, "", set()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(_row_sums(tensor).cpu().numpy().tobytes())
+        num_tensors += 1
+    assert num_tensors, f"{type(model).__name__} holds no tensor that its digest could see"
     return digest.hexdigest()
 
 
+def _tensors_of(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Walk through modules, packed weights and lists of them; what stands in several places comes once."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _tensors_of(each, f"{name}.{key}", seen)
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            yield from _tensors_of(each, f"{name}.{index}", seen)
+    elif isinstance(value, nn.Module) or type(value).__module__.startswith("hybrid_engine."):
+        # A module's own attributes: ours keep their weights there, not as parameters.
+        names = getattr(type(value), "__slots__", ()) or vars(value)
+        for attribute in names:
+            yield from _tensors_of(getattr(value, attribute), f"{name}.{attribute}", seen)
+
+
 def _row_sums(tensor: Tensor) -> Tensor:
-    rows_X = tensor.detach().reshape(len(tensor) if tensor.dim() > 1 else 1, -1).contiguous()
-    return rows_X.view(_INTEGERS[tensor.element_size()]).sum(dim=1, dtype=torch.int64)
+    bytes_X = tensor.detach().reshape(len(tensor) if tensor.dim() > 1 else 1, -1).contiguous().view(torch.uint8)
+    # As few and as wide numbers as the rows can be cut into: eight times as fast.
+    width = next(width for width in _INTEGERS if bytes_X.shape[1] % width == 0)
+    return bytes_X.view(_INTEGERS[width]).sum(dim=1, dtype=torch.int64)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

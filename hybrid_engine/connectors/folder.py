@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,6 @@ KEY_NAME = "hash_key"
 KEY_BYTES = 32
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class CacheFolder:
-    """An opened folder of one model."""
-
-    path: Path
-    hash_key: bytes
 
 
 def read_or_make_key(directory: Path) -> bytes:
@@ -47,7 +38,9 @@ def read_or_make_key(directory: Path) -> bytes:
             _make_key(directory, path)
         key = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"disk_cache is {directory}, which can't be used: {error}; give a folder of your own") from error
+        raise ConfigError(
+            f"disk_cache is {directory}, which can't be used: {error}; give a folder of your own"
+        ) from error
     if len(key) != KEY_BYTES:
         raise ConfigError(
             f"{path} has {len(key)} bytes, must have {KEY_BYTES}: it is no key of ours; remove it together with the "
@@ -56,7 +49,7 @@ def read_or_make_key(directory: Path) -> bytes:
     return key
 
 
-def open_folder(directory: Path, facts: Mapping[str, Any], *, hash_key: bytes) -> CacheFolder:
+def open_folder(directory: Path, facts: Mapping[str, Any], *, hash_key: bytes) -> Path:
     """Return the folder of what was computed under these facts, made when there is none.
 
     facts: all that decides what the bytes mean, as JSON would have it.
@@ -75,7 +68,7 @@ def open_folder(directory: Path, facts: Mapping[str, Any], *, hash_key: bytes) -
         raise ConfigError(f"disk_cache: {path} can't be used: {error}") from error
     if found != manifest:
         raise ConfigError(f"disk_cache: {file} isn't what its folder's name stands for: remove {path}")
-    return CacheFolder(path, hash_key)
+    return path
 
 
 def _make_key(directory: Path, path: Path) -> None:

@@ -74,7 +74,7 @@ def write_segment(folder: Path, items: Sequence[tuple[StoreKey, np.ndarray]], *,
         with temporary.open("wb") as file:
             file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
             for _, payload in items:
-                file.write(memoryview(payload))
+                file.write(payload.data)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(folder / name)
@@ -118,8 +118,8 @@ def read_payload(path: Path, key: StoreKey, place: Place, *, secret: bytes) -> n
     payload = np.empty(place.num_bytes, np.uint8)
     with path.open("rb", buffering=0) as file:
         file.seek(place.offset)
-        num_read = file.readinto(memoryview(payload))
-        while num_read < place.num_bytes and (more := file.readinto(memoryview(payload)[num_read:])):
+        num_read = file.readinto(payload.data)
+        while num_read < place.num_bytes and (more := file.readinto(payload.data[num_read:])):
             num_read += more
     if num_read < place.num_bytes:
         raise SegmentError(f"{key.name} ends after {num_read} of {place.num_bytes} bytes")
@@ -186,7 +186,7 @@ def _length(entry: Mapping[str, Any]) -> int:
 
 def _checksum(name: str, payload: np.ndarray, secret: bytes) -> str:
     digest = blake2b(name.encode() + b"\n", key=secret, digest_size=16, person=b"cache-segment")
-    digest.update(memoryview(payload))
+    digest.update(payload.data)
     return digest.hexdigest()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybrid_engine.connectors.disk import DiskTier
 from hybrid_engine.connectors.host import HostTier
-from hybrid_engine.transfer_plan import CheckpointKey, LoadId, StoreKey
+from hybrid_engine.transfer_plan import BlockKey, CheckpointKey, LoadId, StoreKey
 
 NO_CHECKPOINTS: Mapping[tuple[int, ...], CheckpointKey] = {}
 
@@ -27,13 +27,11 @@ class EndedLoad:
 class TieredStore:
     """What is stored, and where. Called from the scheduler's thread, the runner's and the tiers' own."""
 
-    def __init__(
-        self, *, host: HostTier[Any] | None, disk: DiskTier | None, is_dear: Callable[[StoreKey], bool]
-    ) -> None:
-        """is_dear: whether the host tier should keep a thing longer than others."""
+    def __init__(self, *, host: HostTier[Any] | None, disk: DiskTier | None) -> None:
         self.host = host
         self.disk = disk
-        self._is_dear = is_dear
+        self.plain_groups: frozenset[int] = frozenset()
+        """Those whose full blocks are dropped from the host tier before anything else: they keep everything."""
         self._lock = threading.Lock()
         self._checkpoints: dict[bytes, dict[tuple[int, ...], CheckpointKey]] = {}
         self._held: dict[LoadId, dict[StoreKey, Any]] = {}
@@ -86,7 +84,8 @@ class TieredStore:
         changed = [key]
         if self.host is not None:
             with self._lock:
-                changed += self.host.put(key, payload, is_dear=self._is_dear(key))
+                is_dear = not (isinstance(key, BlockKey) and key.group_id in self.plain_groups)
+                changed += self.host.put(key, payload, is_dear=is_dear)
         if self.disk is not None:
             self.disk.put(key, payload)
         self._note_change(changed)
@@ -160,5 +159,7 @@ class TieredStore:
                     self._checkpoints.setdefault(key.parent, {})[key.tail] = key
                     continue
                 siblings = self._checkpoints.get(key.parent)
-                if siblings is not None and siblings.pop(key.tail, None) and not siblings:
-                    del self._checkpoints[key.parent]
+                if siblings is not None:
+                    siblings.pop(key.tail, None)
+                    if not siblings:
+                        del self._checkpoints[key.parent]

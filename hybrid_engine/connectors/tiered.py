@@ -19,7 +19,7 @@ from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.request import Request
-from hybrid_engine.step_plan import BlockCopy, BlockId
+from hybrid_engine.step_plan import BlockCopy, BlockId, TransferPlan
 from hybrid_engine.transfer_plan import (
     BlockKey,
     BlockPart,
@@ -28,7 +28,6 @@ from hybrid_engine.transfer_plan import (
     LoadId,
     StoreKey,
     Transfer,
-    TransferPlan,
 )
 
 
@@ -52,6 +51,8 @@ class TieredConnector(Stored):
         self._copied: list[tuple[BlockPool, Block]] = []
         self._bytes_of_load: dict[int, Mapping[str, int]] = {}
         self._refused: list[KVLoadResult] = []
+        keepers = (i for i, manager in enumerate(coordinator.managers) if manager.keeps_everything)
+        store.plain_groups = frozenset(keepers)
         for i, manager in enumerate(coordinator.managers):
             manager.pool.on_evicted = partial(self._save_block, i)
         coordinator.checkpoints.on_given_up = self._save_checkpoint
@@ -120,9 +121,9 @@ class TieredConnector(Stored):
             )
         elif hit.checkpoint is not None:
             for i, index, num_slots in self._parts(hit.num_tokens):
-                source = hit.checkpoint.blocks[i]
-                assert source is not None, f"{hit.checkpoint} has no part in group {i}"
-                self._copy(i, source, load.block_ids[i][index], num_slots)
+                part = hit.checkpoint.blocks[i]
+                assert part is not None, f"{hit.checkpoint} has no part in group {i}"
+                self._copy(i, part, load.block_ids[i][index], num_slots)
 
     def _parts(self, position: int) -> list[tuple[int, int, int]]:
         """Return what a checkpoint itself has at a position: group, index in the block table, slots."""
@@ -191,16 +192,16 @@ class TieredConnector(Stored):
 
     # A step's share
 
-    def take_transfers(self) -> tuple[TransferPlan, list[BlockCopy]]:
+    def take_transfers(self) -> TransferPlan:
         """Return what the next step is to move, and forget it here."""
-        plan = TransferPlan(tuple(self._saves.values()), tuple(self._loads))
-        copies, self._copies, self._loads = self._copies, [], []
+        plan = TransferPlan(tuple(self._saves.values()), tuple(self._copies), tuple(self._loads))
+        self._copies, self._loads = [], []
         self._saves.clear()
         self._saved_checkpoints.clear()
         for pool, block in self._copied:
             pool.release((block,))
         self._copied = []
-        return plan, copies
+        return plan
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """Learn how fast tokens are computed."""

@@ -14,7 +14,8 @@ from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
-from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs
+from hybrid_engine.runner.transfers import ByteStore, Transfers
+from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
 
 MAX_LOGITS_BYTES = 64 << 20
 """Prompt log-probabilities need logits at every token; they are made in slices of at most so many bytes."""
@@ -31,9 +32,11 @@ class ModelRunner:
         *,
         device: torch.device | str = "cpu",
         eos_token_ids: Iterable[int] | None = None,
+        store: ByteStore | None = None,
     ) -> None:
         """num_blocks: usable blocks of each group; the null block comes on top.
 
+        store: what plans' transfers go to and come from; None: no plan has any.
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
         Raises CapacityError when the cache memory can't be had.
         """
@@ -41,6 +44,7 @@ class ModelRunner:
         native.prepare()
         self.model = model
         self.cache = CacheTensors(groups, num_blocks, dtype=model.dtype, device=device)
+        self._transfers = Transfers(self.cache, store) if store is not None else None
         num_layers = len(model.info.layers)
         assert len(self.cache.layers) == num_layers, f"groups hold {len(self.cache.layers)} of {num_layers} layers"
         group_of = {layer: group_id for group_id, group in enumerate(groups) for layer in group.layer_indices}
@@ -59,7 +63,10 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists and sample where it says so."""
         self._batch.apply(plan, self._sampler.prepare)
-        self.cache.copy_blocks(plan.block_copies)
+        if plan.transfers is None:
+            self.cache.copy_blocks(plan.block_copies)
+        else:
+            self._transfer(plan, plan.transfers)
         result = StepResult(plan.step_id, {})
         if not plan.request_ids:
             return result
@@ -77,6 +84,19 @@ class ModelRunner:
         self._find_prompt_logprobs(plan, packed, hidden_TE, result)
         self._sample(plan, packed, hidden_TE, result)
         return result
+
+    def _transfer(self, plan: StepPlan, moved: TransferPlan) -> None:
+        assert self._transfers is not None, "a plan moves bytes, and this runner has no store"
+        self._transfers.save(moved.saves)
+        self.cache.copy_blocks(plan.block_copies)
+        self.cache.copy_blocks(moved.copies)
+        for load in moved.loads:
+            self._transfers.start(load)
+
+    def close(self) -> None:
+        """End the threads that move bytes; loads that wait are given up."""
+        if self._transfers is not None:
+            self._transfers.close()
 
     def _sample(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
         sampled = np.flatnonzero(plan.is_sampled)
