@@ -38,6 +38,9 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt a
 Memory = Annotated[str | None, typer.Option(help="Cache memory, like 2GiB; by default a quarter of what is free.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a cache block.")]
 PrefixCaching = Annotated[bool, typer.Option(help="Find prompts that begin like earlier ones in the cache.")]
+HostCache = Annotated[str | None, typer.Option(help="Host memory, like 4GiB, for prefixes that the caches give up.")]
+DiskCache = Annotated[Path | None, typer.Option(help="A folder in which cached prefixes outlive this process.")]
+DiskCacheSize = Annotated[str | None, typer.Option(help="Most bytes of one model in it, like 100GiB; 16GiB.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="Where the tokenizer lies, if not with the model.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
@@ -67,6 +70,9 @@ def generate(
     memory: Memory = None,
     block_size: BlockSize = 16,
     prefix_caching: PrefixCaching = True,
+    host_cache: HostCache = None,
+    disk_cache: DiskCache = None,
+    disk_cache_size: DiskCacheSize = None,
     threads: Threads = None,
     tokenizer: Tokenizer = None,
 ) -> None:
@@ -89,6 +95,7 @@ def generate(
         cache_memory_bytes=memory,
         block_size=block_size,
         enable_prefix_caching=prefix_caching,
+        **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
     )
@@ -112,6 +119,9 @@ def chat(
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
+    host_cache: HostCache = None,
+    disk_cache: DiskCache = None,
+    disk_cache_size: DiskCacheSize = None,
     threads: Threads = None,
     tokenizer: Tokenizer = None,
 ) -> None:
@@ -125,6 +135,7 @@ def chat(
         dtype=dtype,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
+        **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
     )
@@ -196,6 +207,12 @@ def _load(model: str, **settings: Any) -> LLM:
     from hybrid_engine.llm import LLM
 
     return LLM(_resolve(model), **settings)
+
+
+def _tiers(host_cache: str | None, disk_cache: Path | None, disk_cache_size: str | None) -> dict[str, Any]:
+    """Return the settings that were given: those left out keep the defaults of `LLM`."""
+    given = {"host_cache_bytes": host_cache, "disk_cache": disk_cache, "disk_cache_bytes": disk_cache_size}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -24,7 +24,10 @@ from hybrid_engine.outputs import CompletionOutput, RequestOutput
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
-from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.step_plan import StepPlan, StepResult, TransferPlan
+
+LOAD_WAIT_SECONDS = 0.05
+"""When nothing can be computed before something is loaded, a step returns at least so often."""
 
 
 class Runner(Protocol):
@@ -32,6 +35,28 @@ class Runner(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists."""
+
+    def close(self) -> None:
+        """End the threads that move bytes, if there are any."""
+
+
+class CacheTiers(Protocol):
+    """What keeps cached prefixes beyond the caches themselves."""
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Return when a load has ended, or after a while."""
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Learn how fast tokens are computed."""
+
+    def plan_flush(self) -> Iterator[TransferPlan]:
+        """Plan, part by part, to store all that the caches could go on from and that would not outlive them."""
+
+    def reset(self) -> None:
+        """Forget all that is stored."""
+
+    def close(self) -> None:
+        """Let what is being stored be stored, and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +88,13 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        tiers: CacheTiers | None = None,
     ) -> None:
-        """seed: what requests that name no seed draw theirs from."""
+        """seed: what requests that name no seed draw theirs from. tiers: the scheduler's connector, if it has one."""
         self.scheduler = scheduler
         self.runner = runner
+        self._tiers = tiers
+        self._is_closed = False
         self.tokenizer = tokenizer
         self._fast_tokenizer = fast_tokenizer(tokenizer)
         self.vocab_size = vocab_size
@@ -130,6 +158,27 @@ class Engine:
         """Make nothing findable any more; requests that run keep what they hold."""
         self.raise_if_dead()
         self.scheduler.coordinator.reset_prefix_cache()
+        if self._tiers is not None:
+            self._tiers.reset()
+
+    def flush_cache(self) -> None:
+        """Store all that the caches could go on from where it outlives them; nothing where there is no disk tier."""
+        self.raise_if_dead()
+        if self._tiers is not None:
+            for transfers in self._tiers.plan_flush():
+                self.runner.execute(_transfer_plan(transfers))
+
+    def close(self) -> None:
+        """End: requests in flight are dropped, what is cached is flushed. Every later call but this one is refused."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._failure is None:
+            self.flush_cache()
+            self._failure = EngineDeadError("it was closed")
+        self.runner.close()
+        if self._tiers is not None:
+            self._tiers.close()
 
     def raise_if_dead(self) -> None:
         """Raise EngineDeadError when a step has failed before."""
@@ -149,8 +198,12 @@ class Engine:
         self._is_stepping = True
         try:
             plan = self.scheduler.schedule()
-            assert plan.request_ids, f"{len(self._answers)} requests are unfinished and none can run"
+            if not plan.request_ids:
+                self._wait_for_loads(plan)
+                return []
             result = self.runner.execute(plan)
+            if self._tiers is not None:
+                self._tiers.note_step(plan.num_tokens, result.seconds)
             updates = self.scheduler.update(plan, result)
             return self._report(plan, result, updates)
         except BaseException as error:
@@ -164,6 +217,13 @@ class Engine:
             self._is_stepping = False
             while self._aborts_asked:
                 self.abort(self._aborts_asked.pop())
+
+    def _wait_for_loads(self, plan: StepPlan) -> None:
+        """Let a step pass in which nothing can be computed before something has been loaded."""
+        assert self._tiers is not None, f"{len(self._answers)} requests are unfinished and none can run"
+        if plan.transfers is not None:
+            self.runner.execute(_transfer_plan(plan.transfers))
+        self._tiers.wait(LOAD_WAIT_SECONDS)
 
     def _report(self, plan: StepPlan, result: StepResult, updates: list[RequestUpdate]) -> list[RequestOutput]:
         if result.prompt_logprobs:
@@ -209,7 +269,7 @@ class Engine:
         """Return the request ready to be run; nothing has changed when this raises."""
         text = prompt.prompt if isinstance(prompt.prompt, str) else prompt.text
         _check_text("cache_salt", prompt.cache_salt)
-        token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
+        token_ids = self.tokenize(prompt.prompt)
         self._check_token_ids(token_ids)
         caller = CallerRequest(
             request_id=prompt.request_id,
@@ -223,6 +283,10 @@ class Engine:
         if prompt.request_id in self._callers or any(answer_id in self._answers for answer_id in caller.answer_ids):
             raise RequestError(f"request id {prompt.request_id!r} is in use: give each request in flight its own")
         return caller
+
+    def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
+        """Return a prompt's tokens; token ids are taken as they are. Raises RequestError for what is neither."""
+        return self._encode(prompt) if isinstance(prompt, str) else _as_token_ids(prompt)
 
     def _encode(self, text: str) -> list[int]:
         if not text:
@@ -295,6 +359,11 @@ class Engine:
     def _now(self) -> float:
         # Seconds since the epoch that never run backwards while the process lives.
         return self._wall_offset + time.monotonic()
+
+
+def _transfer_plan(transfers: TransferPlan) -> StepPlan:
+    """Return a plan that moves bytes and computes nothing."""
+    return StepPlan(0, (), (), (), (), transfers=transfers)
 
 
 def _as_token_ids(token_ids: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ import itertools
 import signal
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError, ConfigError
-from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
+from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling
 from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, message_ends, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
@@ -79,6 +80,18 @@ class LLM:
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
+        # Whoever forgets to close it, or ends the process, loses nothing that a disk cache was to keep.
+        self._close = weakref.finalize(self, engine.close)
+
+    def close(self) -> None:
+        """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
+        self._close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     # What it is
 
@@ -107,8 +120,36 @@ class LLM:
         return self._engine.tokenizer
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes."""
+        """Forget all cached prefixes, those in host memory and on disk too."""
         self._engine.reset_prefix_cache()
+
+    def prefill(self, prompts: PromptLike | Sequence[PromptLike]) -> None:
+        """Compute prompts, all but the last token of each, and flush the cache: other processes go on from there.
+
+        They find them in the same `disk_cache`. Raises RequestError, having accepted none, when one can't be run.
+        """
+        known = [self.as_tokens(prompt) for prompt in as_prompts(prompts)]
+        # The state that whoever goes on needs is the one before the last token, which it computes for its logits.
+        shorter = [{**prompt, "prompt_token_ids": prompt["prompt_token_ids"][:-1], "prompt": None} for prompt in known]
+        self.generate(
+            [prompt for prompt in shorter if prompt["prompt_token_ids"]],
+            SamplingParams(max_tokens=1, temperature=0, ignore_eos=True),
+            progress=False,
+        )
+        self.flush_cache()
+
+    def as_tokens(self, prompt: PromptInput) -> dict[str, Any]:
+        """Return a prompt as a dict that `generate` and `stream` take, its text as token ids."""
+        return {
+            "prompt": prompt.text,
+            "prompt_token_ids": self._engine.tokenize(prompt.content),
+            "cache_salt": prompt.cache_salt,
+            "message_boundaries": prompt.message_boundaries,
+        }
+
+    def flush_cache(self) -> None:
+        """Have the disk cache keep all that is cached now, whatever becomes of this process."""
+        self._engine.flush_cache()
 
     # What it does
 

@@ -19,6 +19,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
+from hybrid_engine.connectors.setup import open_connector, with_folder_key
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
@@ -193,16 +194,21 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
     model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
-    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks)
-    coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=config.cache)
+    cache = with_folder_key(config.cache)
+    coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=cache)
+    connector = open_connector(cache, coordinator, model=model, model_config=checkpoint.config)
+    runner = ModelRunner(
+        model, plan.memory.groups, plan.memory.num_blocks, store=connector.store if connector else None
+    )
     engine = Engine(
-        Scheduler(config.scheduler, coordinator),
+        Scheduler(config.scheduler, coordinator, connector=connector),
         runner,
         tokenizer,
         vocab_size=plan.info.vocab_size,
         max_model_len=plan.max_model_len,
         eos_token_ids=plan.info.eos_token_ids,
         seed=config.seed,
+        tiers=connector,
     )
     return engine, plan
 

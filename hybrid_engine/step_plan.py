@@ -138,3 +138,5 @@ class StepResult:
     """Of those tokens, for requests that asked for them."""
     prompt_logprobs: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)
     """For requests that asked: one for each token of the chunk whose successor is in the prompt, in order."""
+    seconds: float = 0.0
+    """How long the step took, to weigh computing against fetching; 0: not measured."""

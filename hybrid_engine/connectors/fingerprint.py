@@ -13,18 +13,17 @@ from torch import Tensor, nn
 
 from hybrid_engine.groups.spec import Group
 
+COMPUTED_VERSION = 1
+"""To be raised whenever equal weights and tokens give other keys, values or states than before."""
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def cache_facts(
-    model: nn.Module, config: Mapping[str, Any], groups: Sequence[Group], *, match_unit_tokens: int, version: str
+    model: nn.Module, config: Mapping[str, Any], groups: Sequence[Group], *, match_unit_tokens: int
 ) -> dict[str, Any]:
-    """Return all that decides what a cached byte means, as JSON would have it.
-
-    version: the engine's own; what one release computed another doesn't read.
-    """
+    """Return all that decides what a cached byte means, as JSON would have it."""
     return {
-        "engine": version,
+        "computed": COMPUTED_VERSION,
         "config": blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16).hexdigest(),
         "weights": weights_digest(model),
         "match_unit_tokens": match_unit_tokens,

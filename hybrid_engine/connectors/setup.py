@@ -32,7 +32,7 @@ def with_folder_key(config: CacheConfig) -> CacheConfig:
 
 
 def open_connector(
-    config: CacheConfig, coordinator: Coordinator, *, model: nn.Module, model_config: Mapping[str, Any], version: str
+    config: CacheConfig, coordinator: Coordinator, *, model: nn.Module, model_config: Mapping[str, Any]
 ) -> TieredConnector | None:
     """Return the connector that the settings ask for, None where they ask for none.
 
@@ -48,7 +48,6 @@ def open_connector(
             model_config,
             coordinator.groups,
             match_unit_tokens=coordinator.match_unit_tokens,
-            version=version,
         )
         folder = open_folder(Path(config.disk_folder), facts, hash_key=config.hash_key)
         try:

@@ -31,6 +31,10 @@ from hybrid_engine.transfer_plan import (
 )
 
 
+FLUSH_BYTES = 64 << 20
+"""A flush copies so much at once, and waits for the disk in between."""
+
+
 class TieredConnector(Stored):
     """Plans what is stored and what is loaded, for one coordinator; the runner moves the bytes."""
 
@@ -159,20 +163,33 @@ class TieredConnector(Stored):
     # Saves
 
     def _save_block(self, group_index: int, block_hash: BlockHash, block: Block) -> None:
-        manager = self._coordinator.managers[group_index]
-        part = BlockPart(group_index, block.block_id, manager.block_size)
-        self._save(Transfer(BlockKey(group_index, block_hash), (part,)))
+        self._save(self._block_transfer(group_index, block_hash, block))
 
     def _save_checkpoint(self, checkpoint: Checkpoint) -> None:
-        parts = tuple(
-            BlockPart(i, block.block_id, num_slots)
-            for i, _, num_slots in self._parts(checkpoint.position)
-            if (block := checkpoint.blocks[i]) is not None
-        )
-        if parts:
-            key = CheckpointKey(checkpoint.parent, checkpoint.tail, checkpoint.position)
-            if self._save(Transfer(key, parts)):
-                self._saved_checkpoints.setdefault(key.parent, {})[key.tail] = key
+        transfer = self._checkpoint_transfer(checkpoint)
+        if transfer.parts:
+            self._save(transfer)
+
+    def _block_transfer(self, group_index: int, block_hash: BlockHash, block: Block) -> Transfer:
+        part = BlockPart(group_index, block.block_id, self._coordinator.managers[group_index].block_size)
+        return Transfer(BlockKey(group_index, block_hash), (part,))
+
+    def _checkpoint_transfer(self, checkpoint: Checkpoint) -> Transfer:
+        parts = []
+        for i, _, num_slots in self._parts(checkpoint.position):
+            block = checkpoint.blocks[i]
+            assert block is not None, f"{checkpoint} has no part in group {i}"
+            parts.append(BlockPart(i, block.block_id, num_slots))
+        return Transfer(CheckpointKey(checkpoint.parent, checkpoint.tail, checkpoint.position), tuple(parts))
+
+    def _save(self, transfer: Transfer) -> None:
+        key = transfer.key
+        if key in self._saves or not self.store.wants(key):
+            return
+        self._saves[key] = transfer
+        self.num_saved += 1
+        if isinstance(key, CheckpointKey):
+            self._saved_checkpoints.setdefault(key.parent, {})[key.tail] = key
 
     def _save(self, transfer: Transfer) -> bool:
         if transfer.key in self._saves or not self.store.wants(transfer.key):
@@ -181,14 +198,34 @@ class TieredConnector(Stored):
         self.num_saved += 1
         return True
 
-    def save_everything(self) -> None:
-        """Plan to store all that the device could go on from, and keeps."""
+    def plan_flush(self) -> Iterator[TransferPlan]:
+        """Plan, part by part, to store all that the device could go on from and that the disk lacks.
+
+        The next part is asked for when the last one was executed.
+        """
+        if self.store.disk is None:
+            return
+        num_bytes = 0
+        for transfer in list(self._device_things()):
+            if transfer.key not in self.store.disk:
+                self._saves[transfer.key] = transfer
+                num_bytes += sum(self._coordinator.groups[part.group_id].block_bytes for part in transfer.parts)
+                if num_bytes >= FLUSH_BYTES:
+                    yield self.take_transfers()
+                    self.store.flush()
+                    num_bytes = 0
+        yield self.take_transfers()
+        self.store.flush()
+
+    def _device_things(self) -> Iterator[Transfer]:
         for i, manager in enumerate(self._coordinator.managers):
             for block_hash, block in manager.pool.cached.items():
                 if not manager.pool.free.is_evicted_first(block):
-                    self._save_block(i, block_hash, block)
+                    yield self._block_transfer(i, block_hash, block)
         for checkpoint in self._coordinator.checkpoints:
-            self._save_checkpoint(checkpoint)
+            transfer = self._checkpoint_transfer(checkpoint)
+            if transfer.parts:
+                yield transfer
 
     # A step's share
 
@@ -206,6 +243,10 @@ class TieredConnector(Stored):
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """Learn how fast tokens are computed."""
         self.rates.note_step(num_tokens, seconds)
+
+    def close(self) -> None:
+        """Write what waits to be written, and end."""
+        self.store.close()
 
     def reset(self) -> None:
         """Forget all that is stored, files included."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -59,9 +61,14 @@ class ModelRunner:
         self.num_computed_tokens_total = 0
         """Tokens computed, those computed again after a preemption counted again."""
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists and sample where it says so."""
+        start = time.perf_counter()
+        result = self._execute(plan)
+        return replace(result, seconds=time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def _execute(self, plan: StepPlan) -> StepResult:
         self._batch.apply(plan, self._sampler.prepare)
         if plan.transfers is None:
             self.cache.copy_blocks(plan.block_copies)

@@ -32,6 +32,9 @@ class ByteStore(Protocol):
     def get(self, key: StoreKey) -> np.ndarray | None:
         """Return a payload, uint8, proven to be what was put; None when it is gone."""
 
+    def discard(self, key: StoreKey) -> None:
+        """Forget a thing that turned out to be of no use."""
+
     def end_load(self, load_id: LoadId, *, is_complete: bool, seconds: float) -> None:
         """Take note that a load has ended; is_complete: all its things are in their blocks."""
 
@@ -97,6 +100,7 @@ class Transfers:
         num_bytes = self._transfer_bytes(transfer)
         if payload is not None and len(payload) != num_bytes:
             logger.warning("%s has %d bytes, should have %d: not used", transfer.key.name, len(payload), num_bytes)
+            self._store.discard(transfer.key)
             return None
         return payload
 
