@@ -59,6 +59,20 @@ def engine(
     _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers), json, markdown)
 
 
+@app.command()
+def tiers(
+    model: ModelOption = None,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = None,
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """A long session that the caches have given up: new, from host memory, from disk."""
+    from hybrid_engine.bench import tiers as bench
+
+    _show(bench.run(model=model, num_rounds=rounds, num_threads=threads), json, markdown)
+
+
 @app.command(name="all")
 def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
     """All of the above, one after the other."""

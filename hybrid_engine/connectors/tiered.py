@@ -191,13 +191,6 @@ class TieredConnector(Stored):
         if isinstance(key, CheckpointKey):
             self._saved_checkpoints.setdefault(key.parent, {})[key.tail] = key
 
-    def _save(self, transfer: Transfer) -> bool:
-        if transfer.key in self._saves or not self.store.wants(transfer.key):
-            return False
-        self._saves[transfer.key] = transfer
-        self.num_saved += 1
-        return True
-
     def plan_flush(self) -> Iterator[TransferPlan]:
         """Plan, part by part, to store all that the device could go on from and that the disk lacks.
 
