@@ -72,10 +72,12 @@ def _tensors_of(value: Any, name: str, seen: set[int]) -> Iterator[tuple[str, Te
 
 
 def _row_sums(tensor: Tensor) -> Tensor:
-    bytes_X = tensor.detach().reshape(len(tensor) if tensor.dim() > 1 else 1, -1).contiguous().view(torch.uint8)
+    num_rows = len(tensor) if tensor.dim() > 1 else 1
+    flat_X = tensor.detach().contiguous().view(-1).view(torch.uint8)
     # As few and as wide numbers as the rows can be cut into: eight times as fast.
-    width = next(width for width in _INTEGERS if bytes_X.shape[1] % width == 0)
-    return bytes_X.view(_INTEGERS[width]).sum(dim=1, dtype=torch.int64)
+    places = (len(flat_X) // num_rows, flat_X.storage_offset())
+    width = next(width for width in _INTEGERS if not any(place % width for place in places))
+    return flat_X.view(_INTEGERS[width]).view(num_rows, -1).sum(dim=1, dtype=torch.int64)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

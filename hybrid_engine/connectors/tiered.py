@@ -17,7 +17,6 @@ from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.groups.hashing import BlockHash
-from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.request import Request
 from hybrid_engine.step_plan import BlockCopy, BlockId, TransferPlan
 from hybrid_engine.transfer_plan import (
@@ -52,7 +51,7 @@ class TieredConnector(Stored):
         self._saved_checkpoints: dict[bytes, dict[tuple[int, ...], CheckpointKey]] = {}
         self._loads: list[Load] = []
         self._copies: list[BlockCopy] = []
-        self._copied: list[tuple[BlockPool, Block]] = []
+        self._asked: list[KVLoad] = []
         self._bytes_of_load: dict[int, Mapping[str, int]] = {}
         self._refused: list[KVLoadResult] = []
         keepers = (i for i, manager in enumerate(coordinator.managers) if manager.keeps_everything)
@@ -93,7 +92,11 @@ class TieredConnector(Stored):
     # Loads
 
     def start_load(self, load: KVLoad) -> None:
-        """Plan a load for the next step; blocks that the device has itself are copied."""
+        """Let a load begin with the next step."""
+        self._asked.append(load)
+
+    def _plan_load(self, load: KVLoad) -> None:
+        """Plan what comes from the store, and copies of what the device has itself."""
         hit = self._lookup.find(load.request, max_tokens=load.end_tokens)
         if hit.num_tokens != load.end_tokens:
             # Something has gone since it was found.
@@ -138,10 +141,6 @@ class TieredConnector(Stored):
         ]
 
     def _copy(self, group_index: int, source: Block, target_id: BlockId, num_slots: int) -> None:
-        pool = self._coordinator.managers[group_index].pool
-        # Held until the plan is made: nobody may be given it as the target of a copy that comes before.
-        pool.pin((source,))
-        self._copied.append((pool, source))
         group_id = self._coordinator.groups[group_index].group_id
         self._copies.append(BlockCopy(group_id, source.block_id, target_id, num_slots))
 
@@ -224,13 +223,14 @@ class TieredConnector(Stored):
 
     def take_transfers(self) -> TransferPlan:
         """Return what the next step is to move, and forget it here."""
+        # Only now: nobody can be given a block any more that is to be copied, before the copy is made.
+        for load in self._asked:
+            self._plan_load(load)
+        self._asked = []
         plan = TransferPlan(tuple(self._saves.values()), tuple(self._copies), tuple(self._loads))
         self._copies, self._loads = [], []
         self._saves.clear()
         self._saved_checkpoints.clear()
-        for pool, block in self._copied:
-            pool.release((block,))
-        self._copied = []
         return plan
 
     def note_step(self, num_tokens: int, seconds: float) -> None:
