@@ -66,6 +66,8 @@ class CheckpointIndex:
         self._by_recency: OrderedDict[Checkpoint, None] = OrderedDict()
         self.on_given_up: Callable[[Checkpoint], None] = _keep_nothing
         """Told of each checkpoint that goes for lack of memory, while its blocks' bytes are still there."""
+        self.num_recorded = 0
+        """Checkpoints that were new when they were recorded."""
         for pool in pools:
             pool.on_checkpoint_lost = self._give_up
             if is_unit:
@@ -86,6 +88,7 @@ class CheckpointIndex:
             self.forget(older)
         self._by_parent.setdefault(checkpoint.parent, {})[checkpoint.tail] = checkpoint
         self._by_recency[checkpoint] = None
+        self.num_recorded += 1
         for block in checkpoint.blocks:
             if block is not None:
                 block.checkpoints.append(checkpoint)
