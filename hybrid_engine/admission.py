@@ -76,7 +76,7 @@ class Admission:
             return None
         hit, blocks = self.coordinator.look_up(request)
         explanation = request.cache or self.coordinator.explain(request, hit)
-        place = self._find_external_place(request, hit, explanation)
+        place = self._find_external_place(request, hit, blocks, explanation)
         if place is not None:
             return place
         num_new = self._allocate(request, hit, blocks, most_tokens, is_alone=is_alone)
@@ -126,7 +126,9 @@ class Admission:
             num_new = num_new // 2 if is_alone else 0
         return 0
 
-    def _find_external_place(self, request: Request, hit: CacheHit, explanation: CacheExplanation) -> Place | None:
+    def _find_external_place(
+        self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], explanation: CacheExplanation
+    ) -> Place | None:
         """Give a request the blocks for what a connector brings; None: it brings nothing, or there is no place."""
         coordinator = self.coordinator
         if self.connector is None or request.skips_connector or not coordinator.may_read(request):
@@ -142,7 +144,7 @@ class Admission:
             request,
             0,
             num_new_computed_tokens=local,
-            new_computed_blocks=coordinator.lookup.collect_for_external(request, local, end),
+            new_computed_blocks=coordinator.lookup.cut_for_external(blocks, local, end),
             num_external_computed_tokens=num_external,
             delay_cache_blocks=True,
             full_sequence_must_fit=self.config.full_sequence_must_fit,

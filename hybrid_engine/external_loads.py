@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybrid_engine.connectors.base import KVConnector, KVLoad
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.request import Request, RequestStatus
+from hybrid_engine.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class ExternalLoads:
         for each in waiting:
             if each.step_id <= finished_step:
                 self.connector.start_load(each.load)
+
+    def with_transfers(self, plan: StepPlan) -> StepPlan:
+        """Let a plan take along what the connector wants moved before anything is written."""
+        moved = self.connector.take_transfers() if self.connector is not None else None
+        return replace(plan, transfers=moved) if moved else plan
 
     def take_arrived(self) -> tuple[list[Request], list[Request]]:
         """Settle the loads that have ended; return who can run now, and who must compute instead and holds nothing."""

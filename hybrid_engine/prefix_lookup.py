@@ -128,14 +128,18 @@ class PrefixLookup:
             else:
                 return hit, tuple(tables)
 
-    def collect_for_external(self, request: Request, num_local_tokens: int, end_tokens: int) -> list[list[Block]]:
-        """List the cached blocks of a hit that a connector extends to end_tokens: what is needed there, by group."""
+    def cut_for_external(
+        self, blocks: Sequence[Sequence[Block]], num_local_tokens: int, end_tokens: int
+    ) -> list[list[Block]]:
+        """Return what stays of a hit's blocks that a connector extends from num_local_tokens to end_tokens, by group.
+
+        Whole blocks below num_local_tokens, and of those what is needed at end_tokens: which the hit needs too.
+        """
         tables: list[list[Block]] = []
-        for manager in self._managers:
-            table = manager.collect(request.block_hashes, num_local_tokens)
-            assert not isinstance(table, int), f"a block of the hit at {num_local_tokens} is missing for {request}"
-            num_null = min(manager.first_needed_block(end_tokens), len(table))
-            tables.append([manager.pool.null_block] * num_null + table[num_null:])
+        for manager, table in zip(self._managers, blocks, strict=True):
+            kept = list(table[: num_local_tokens // manager.block_size])
+            num_null = min(manager.first_needed_block(end_tokens), len(kept))
+            tables.append([manager.pool.null_block] * num_null + kept[num_null:])
         return tables
 
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:

@@ -135,7 +135,8 @@ class Scheduler:
     # A step is planned
 
     def schedule(self) -> StepPlan:
-        """Plan the next step. Its request_ids are empty when nothing can run now; it is then not to be launched."""
+        """Plan the next step. Its request_ids are empty when nothing can run now: it is then not to be launched, but
+        its transfers are to be made, in the order of plans."""
         assert len(self._launched) <= self.config.async_depth, f"{len(self._launched)} steps are launched already"
         self._take_loads()
         builder = StepBuilder(self.config)
@@ -148,7 +149,7 @@ class Scheduler:
             self._schedule_waiting(builder)
         plan = self._launch(builder)
         self.loads.start(after_step=self._last_copy_step, finished_step=self._finished_step)
-        return plan
+        return self.loads.with_transfers(plan)
 
     def _launch(self, builder: StepBuilder) -> StepPlan:
         if not builder.requests:

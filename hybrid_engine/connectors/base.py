@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hybrid_engine.request import Request
-from hybrid_engine.step_plan import BlockId
+from hybrid_engine.step_plan import BlockId, TransferPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +65,9 @@ class KVConnector(Protocol):
 
     def take_finished(self) -> Sequence[KVLoadResult]:
         """Return the loads that have ended since it was last asked, each once."""
+
+    def take_transfers(self) -> TransferPlan | None:
+        """Return what the runner is to move at the start of the next step; asked at the end of every `schedule`.
+
+        That is how blocks are copied out before they are overwritten, and how a load begins only after that.
+        """

@@ -29,7 +29,6 @@ from hybrid_engine.transfer_plan import (
     Transfer,
 )
 
-
 FLUSH_BYTES = 64 << 20
 """A flush copies so much at once, and waits for the disk in between."""
 

@@ -4,7 +4,6 @@ import pytest
 from bookkeeping import expected_stream, full, sliding, state
 from tiers import TierBench
 
-from hybrid_engine.connectors.base import KVLoad
 from hybrid_engine.groups.spec import LayerSpec
 
 FIRST, SECOND = list(range(100, 200)), list(range(300, 400))

@@ -73,7 +73,9 @@ class TierDevice(FakeDevice):
 
     def write(self, load: Load, payloads: Sequence[list] | None) -> None:
         for index, transfer in enumerate(load.transfers):
-            values = list(payloads[index]) if payloads else [b"loading"] * sum(part.num_slots for part in transfer.parts)
+            values = (
+                list(payloads[index]) if payloads else [b"loading"] * sum(part.num_slots for part in transfer.parts)
+            )
             for part in transfer.parts:
                 self.slots[part.group_id][part.block_id][: part.num_slots] = values[: part.num_slots]
                 del values[: part.num_slots]
