@@ -129,6 +129,7 @@ class PrefillProcess:
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._ids = count()
         self._unanswered: set[int] = set()
+        self._is_ready = False
         self._is_dead = False
         threading.Thread(target=self._read, name="prefill-answers", daemon=True).start()
 
@@ -143,6 +144,7 @@ class PrefillProcess:
         if answer is None or not answer["ready"]:
             reason = answer["error"] if answer else f"it ended with {self._process.wait()}"
             raise ConfigError(f"the prefill process did not start: {reason}")
+        self._is_ready = True
 
     def send(self, prompt: Mapping[str, Any]) -> int:
         """Ask for a prompt to be computed; return the id under which `receive` names it."""
@@ -179,6 +181,8 @@ class PrefillProcess:
         if self._process.stdin is not None:
             with suppress(OSError):  # it had died with something unread
                 self._process.stdin.close()
+        if not self._is_ready:
+            self._process.kill()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:

@@ -22,14 +22,15 @@ def serve_prefills(llm: LLM, lines: Iterable[str], out: TextIO) -> None:
     """Compute and store prompts until there are no more lines; those that wait are computed together."""
     _answer(out, ready=True)
     for batch in _batches(lines):
+        prompt_ids = [prompt.pop("id") for prompt in batch]
         try:
             llm.prefill(batch)
             errors: list[str | None] = [None] * len(batch)
         except RequestError:
             # None of them was accepted: one by one, the others don't suffer.
             errors = [_error_of(llm, prompt) for prompt in batch]
-        for prompt, error in zip(batch, errors, strict=True):
-            _answer(out, id=prompt["id"], error=error)
+        for prompt_id, error in zip(prompt_ids, errors, strict=True):
+            _answer(out, id=prompt_id, error=error)
 
 
 def _error_of(llm: LLM, prompt: dict[str, Any]) -> str | None:

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    JambaConfig,
+    JambaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
@@ -133,5 +139,36 @@ def tiny_gemma3(byte_tokenizer, tmp_path_factory) -> Path:
     )
     folder = tmp_path_factory.mktemp("tiny-gemma3")
     Gemma3ForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_jamba(byte_tokenizer, tmp_path_factory) -> Path:
+    """A random Jamba of three layers, one of them attention, on disk."""
+    torch.manual_seed(0)
+    config = JambaConfig(
+        vocab_size=259,
+        hidden_size=48,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.2,
+        attn_layer_period=3,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=2,
+        num_experts_per_tok=1,
+        mamba_d_state=6,
+        mamba_dt_rank=5,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("tiny-jamba")
+    JambaForCausalLM(config).save_pretrained(folder)
     byte_tokenizer.save_pretrained(folder)
     return folder

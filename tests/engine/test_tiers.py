@@ -21,36 +21,6 @@ STORY = "Once there was a bridge over a river, and who crossed it had to tell th
 MAX_LEN = 250
 
 
-@pytest.fixture(scope="session")
-def tiny_jamba(byte_tokenizer, tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    config = JambaConfig(
-        vocab_size=259,
-        hidden_size=48,
-        intermediate_size=56,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        attn_layer_period=3,
-        attn_layer_offset=1,
-        expert_layer_period=2,
-        expert_layer_offset=1,
-        num_experts=2,
-        num_experts_per_tok=1,
-        mamba_d_state=6,
-        mamba_dt_rank=5,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=2,
-    )
-    folder = tmp_path_factory.mktemp("tiny-jamba")
-    JambaForCausalLM(config).save_pretrained(folder)
-    byte_tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(params=["gemma", "jamba"])
 def model(request) -> Path:
     return request.getfixturevalue("tiny_gemma3" if request.param == "gemma" else "tiny_jamba")
