@@ -76,7 +76,7 @@ class Admission:
             return None
         hit, blocks = self.coordinator.look_up(request)
         explanation = request.cache or self.coordinator.explain(request, hit)
-        place = self._find_external_place(request, hit, blocks, explanation)
+        place = self._find_external_place(request, hit, blocks, explanation, is_alone=is_alone)
         if place is not None:
             return place
         num_new = self._allocate(request, hit, blocks, most_tokens, is_alone=is_alone)
@@ -127,7 +127,13 @@ class Admission:
         return 0
 
     def _find_external_place(
-        self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], explanation: CacheExplanation
+        self,
+        request: Request,
+        hit: CacheHit,
+        blocks: Sequence[Sequence[Block]],
+        explanation: CacheExplanation,
+        *,
+        is_alone: bool,
     ) -> Place | None:
         """Give a request the blocks for what a connector brings; None: it brings nothing, or there is no place."""
         coordinator = self.coordinator
@@ -147,11 +153,11 @@ class Admission:
             new_computed_blocks=coordinator.lookup.cut_for_external(blocks, local, end),
             num_external_computed_tokens=num_external,
             delay_cache_blocks=True,
-            full_sequence_must_fit=self.config.full_sequence_must_fit,
+            full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
             chunk_tokens=self._chunk_tokens,
             num_draft_slots=self.config.draft_slots,
-            reserved_blocks=self.config.reserved_blocks,
-            watermark=self.config.watermark,
+            reserved_blocks=0 if is_alone else self.config.reserved_blocks,
+            watermark=0.0 if is_alone else self.config.watermark,
         ):
             return None
         brought = replace(hit, num_computed_tokens=end, checkpoint=None)
