@@ -76,7 +76,7 @@ class Admission:
             return None
         hit, blocks = self.coordinator.look_up(request)
         explanation = request.cache or self.coordinator.explain(request, hit)
-        place = self._find_external_place(request, hit, blocks, explanation, is_alone=is_alone)
+        place = self._find_external_place(request, hit, explanation, is_alone=is_alone)
         if place is not None:
             return place
         num_new = self._allocate(request, hit, blocks, most_tokens, is_alone=is_alone)
@@ -127,13 +127,7 @@ class Admission:
         return 0
 
     def _find_external_place(
-        self,
-        request: Request,
-        hit: CacheHit,
-        blocks: Sequence[Sequence[Block]],
-        explanation: CacheExplanation,
-        *,
-        is_alone: bool,
+        self, request: Request, hit: CacheHit, explanation: CacheExplanation, *, is_alone: bool
     ) -> Place | None:
         """Give a request the blocks for what a connector brings; None: it brings nothing, or there is no place."""
         coordinator = self.coordinator
@@ -150,7 +144,7 @@ class Admission:
             request,
             0,
             num_new_computed_tokens=local,
-            new_computed_blocks=coordinator.lookup.cut_for_external(blocks, local, end),
+            new_computed_blocks=coordinator.lookup.collect_for_external(request, local, end),
             num_external_computed_tokens=num_external,
             delay_cache_blocks=True,
             full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,

@@ -128,18 +128,14 @@ class PrefixLookup:
             else:
                 return hit, tuple(tables)
 
-    def cut_for_external(
-        self, blocks: Sequence[Sequence[Block]], num_local_tokens: int, end_tokens: int
-    ) -> list[list[Block]]:
-        """Return what stays of a hit's blocks that a connector extends from num_local_tokens to end_tokens, by group.
-
-        Whole blocks below num_local_tokens, and of those what is needed at end_tokens: which the hit needs too.
-        """
+    def collect_for_external(self, request: Request, num_local_tokens: int, end_tokens: int) -> list[list[Block]]:
+        """List the cached blocks of a hit that a connector extends to end_tokens: what is needed there, by group."""
         tables: list[list[Block]] = []
-        for manager, table in zip(self._managers, blocks, strict=True):
-            kept = list(table[: num_local_tokens // manager.block_size])
-            num_null = min(manager.first_needed_block(end_tokens), len(kept))
-            tables.append([manager.pool.null_block] * num_null + kept[num_null:])
+        for manager in self._managers:
+            num_blocks = num_local_tokens // manager.block_size
+            num_null = min(manager.first_needed_block(end_tokens), num_blocks)
+            keys = [manager.key(request.block_hashes, i) for i in range(num_null, num_blocks)]
+            tables.append([manager.pool.null_block] * num_null + [manager.pool.cached[key] for key in keys])
         return tables
 
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
