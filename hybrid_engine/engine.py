@@ -17,6 +17,7 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.detokenizer import Detokenizer, StopStrings, TextStream, fast_tokenizer
 from hybrid_engine.errors import EngineDeadError, PromptTooLongError, RequestError
 from hybrid_engine.in_flight import Answer, CallerRequest
@@ -36,9 +37,6 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists."""
 
-    def close(self) -> None:
-        """End the threads that move bytes, if there are any."""
-
 
 class CacheTiers(Protocol):
     """What keeps cached prefixes beyond the caches themselves."""
@@ -51,6 +49,9 @@ class CacheTiers(Protocol):
 
     def plan_flush(self) -> Iterator[TransferPlan]:
         """Plan, part by part, to store all that the caches could go on from and that would not outlive them."""
+
+    def stats(self) -> TierStats:
+        """Return what the tiers hold and what has been moved."""
 
     def reset(self) -> None:
         """Forget all that is stored."""
@@ -168,6 +169,10 @@ class Engine:
             for transfers in self._tiers.plan_flush():
                 self.runner.execute(_transfer_plan(transfers))
 
+    def tier_stats(self) -> TierStats | None:
+        """Return what host memory and disk hold and what was moved; None where there is neither."""
+        return self._tiers.stats() if self._tiers is not None else None
+
     def close(self) -> None:
         """End: requests in flight are dropped, what is cached is flushed. Every later call but this one is refused."""
         if self._is_closed:
@@ -176,7 +181,6 @@ class Engine:
         if self._failure is None:
             self.flush_cache()
             self._failure = EngineDeadError("it was closed")
-        self.runner.close()
         if self._tiers is not None:
             self._tiers.close()
 

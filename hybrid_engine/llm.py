@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
+from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling
@@ -146,6 +147,10 @@ class LLM:
             "cache_salt": prompt.cache_salt,
             "message_boundaries": prompt.message_boundaries,
         }
+
+    def tier_stats(self) -> TierStats | None:
+        """Return what the host and disk cache hold and what was moved; None where there is neither."""
+        return self._engine.tier_stats()
 
     def flush_cache(self) -> None:
         """Have the disk cache keep all that is cached now, whatever becomes of this process."""

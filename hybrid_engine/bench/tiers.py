@@ -57,7 +57,8 @@ def _host_report(path: Path, settings: dict[str, Any], num_rounds: int, note: st
         llm.generate([_session(-1)[:300]], ONE_TOKEN, progress=False)
         cold = [_answer(llm, session) for session in sessions]
         again = [_answer(llm, sessions[index % 2]) for index in range(2 * num_rounds)]
-    return _report("A session from host memory", cold, again, note)
+        rates = _rates(llm)
+    return _report("A session from host memory", cold, again, (note, rates))
 
 
 def _disk_report(path: Path, settings: dict[str, Any], num_rounds: int, note: str) -> Report:
@@ -73,11 +74,19 @@ def _disk_report(path: Path, settings: dict[str, Any], num_rounds: int, note: st
             with LLM(path, **settings, disk_cache=folder) as llm:
                 llm.generate([_session(-1)[:300]], ONE_TOKEN, progress=False)
                 again.append(_answer(llm, session))
+                rates = _rates(llm)
     note = f"{note}; {num_bytes / 2**20:,.1f} MiB in files, likely in the system's page cache when read"
-    return _report("A session from disk, after a restart", cold, again, note)
+    return _report("A session from disk, after a restart", cold, again, (note, rates))
 
 
-def _report(title: str, cold: list[RequestOutput], again: list[RequestOutput], note: str) -> Report:
+def _rates(llm: LLM) -> str:
+    stats = llm.tier_stats()
+    assert stats is not None, "no tier was asked for"
+    rates = [f"{rate / 2**20:,.0f} MiB/s from {tier}" for tier, rate in stats.bytes_per_second.items()]
+    return ", ".join([*rates, f"{stats.tokens_per_second or 0:,.0f} prompt tokens/s computed"])
+
+
+def _report(title: str, cold: list[RequestOutput], again: list[RequestOutput], notes: tuple[str, ...]) -> Report:
     seconds = [_ttft(output) for output in cold]
     fetched = [_ttft(output) for output in again]
     computed = tuple(float(_explained(output).num_computed) for output in again)
@@ -88,7 +97,7 @@ def _report(title: str, cold: list[RequestOutput], again: list[RequestOutput], n
         Figure("ratio", "x", tuple(value / reference for value in fetched), at_most=0.3),
         Figure("prompt tokens computed again", "tokens", computed, at_most=16),
     )
-    return Report(title, figures, (note, f"explained: {again[-1].cache}"))
+    return Report(title, figures, (*notes, f"explained: {again[-1].cache}"))
 
 
 def _answer(llm: LLM, prompt: list[int]) -> RequestOutput:

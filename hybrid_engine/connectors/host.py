@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sized
+from collections.abc import Iterator, Sized
 from typing import Generic, TypeVar
 
 from hybrid_engine.transfer_plan import StoreKey
@@ -36,9 +36,9 @@ class HostTier(Generic[Payload]):
         """Bytes of all payloads."""
         return self._plain_bytes + self._dear_bytes
 
-    def keys(self) -> list[StoreKey]:
-        """Return the keys of all that is kept."""
-        return [*self._plain, *self._dear]
+    def __iter__(self) -> Iterator[StoreKey]:
+        yield from self._plain
+        yield from self._dear
 
     def put(self, key: StoreKey, payload: Payload, *, is_dear: bool) -> list[StoreKey]:
         """Keep a payload; return the keys of what was dropped for it, its own where it alone exceeds the budget."""

@@ -7,6 +7,7 @@ anything is written; the blocks of a load are filled while the steps of other re
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hybrid_engine.connectors.base import KVLoad, KVLoadResult
@@ -33,6 +34,29 @@ FLUSH_BYTES = 64 << 20
 """A flush copies so much at once, and waits for the disk in between."""
 
 
+@dataclass(frozen=True)
+class TierStats:
+    """Counters since the connector was made, and what it has measured."""
+
+    host_bytes: int
+    disk_bytes: int
+    """Of files; what waits to be written is not counted."""
+    num_saved: int
+    """Things that were to be stored: blocks, and checkpoints' own parts."""
+    num_not_stored: int
+    """Of these, the ones that the disk could not take, or not fast enough."""
+    num_loads: int
+    """Prompts for which something was brought."""
+    num_failed_loads: int
+    """Prompts that were computed since something was gone or wrong."""
+    num_not_fetched_tokens: int
+    """Tokens that were stored but faster to compute again."""
+    bytes_per_second: Mapping[str, float]
+    """By tier, 'host' or 'disk'; a tier that was never measured is left out."""
+    tokens_per_second: float | None
+    """Prompt tokens computed; None: not measured yet."""
+
+
 class TieredConnector(Stored):
     """Plans what is stored and what is loaded, for one coordinator; the runner moves the bytes."""
 
@@ -41,9 +65,9 @@ class TieredConnector(Stored):
         self.store = store
         self.rates = FetchRates()
         self.num_saved = 0
-        """Things that were to be stored."""
+        self.num_loads = 0
+        self.num_failed_loads = 0
         self.num_not_fetched_tokens = 0
-        """Tokens that were stored but faster to compute again."""
         self._coordinator = coordinator
         self._lookup = ExternalLookup(coordinator, self)
         self._saves: dict[StoreKey, Transfer] = {}
@@ -100,6 +124,7 @@ class TieredConnector(Stored):
         if hit.num_tokens != load.end_tokens:
             # Something has gone since it was found.
             self._refused.append(KVLoadResult(load.load_id, False))
+            self.num_failed_loads += 1
             return
         load_id = LoadId(load.load_id)
         transfers = tuple(self._transfers(load, hit))
@@ -150,6 +175,9 @@ class TieredConnector(Stored):
             num_bytes = self._bytes_of_load.pop(ended.load_id)
             if ended.is_complete:
                 self.rates.note_load(num_bytes, ended.seconds)
+                self.num_loads += 1
+            else:
+                self.num_failed_loads += 1
             finished.append(KVLoadResult(ended.load_id, ended.is_complete))
         return finished
 
@@ -200,6 +228,7 @@ class TieredConnector(Stored):
         for transfer in list(self._device_things()):
             if transfer.key not in self.store.disk:
                 self._saves[transfer.key] = transfer
+                self.num_saved += 1
                 num_bytes += sum(self._coordinator.groups[part.group_id].block_bytes for part in transfer.parts)
                 if num_bytes >= FLUSH_BYTES:
                     yield self.take_transfers()
@@ -217,6 +246,21 @@ class TieredConnector(Stored):
             transfer = self._checkpoint_transfer(checkpoint)
             if transfer.parts:
                 yield transfer
+
+    def stats(self) -> TierStats:
+        """Return what the tiers hold and what has been moved."""
+        host, disk = self.store.host, self.store.disk
+        return TierStats(
+            host_bytes=host.num_bytes if host is not None else 0,
+            disk_bytes=disk.num_bytes if disk is not None else 0,
+            num_saved=self.num_saved,
+            num_not_stored=disk.num_not_stored if disk is not None else 0,
+            num_loads=self.num_loads,
+            num_failed_loads=self.num_failed_loads,
+            num_not_fetched_tokens=self.num_not_fetched_tokens,
+            bytes_per_second=dict(self.rates.bytes_per_second),
+            tokens_per_second=self.rates.tokens_per_second,
+        )
 
     # A step's share
 

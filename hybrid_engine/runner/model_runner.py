@@ -100,11 +100,6 @@ class ModelRunner:
         for load in moved.loads:
             self._transfers.start(load)
 
-    def close(self) -> None:
-        """End the threads that move bytes; loads that wait are given up."""
-        if self._transfers is not None:
-            self._transfers.close()
-
     def _sample(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
         sampled = np.flatnonzero(plan.is_sampled)
         if len(sampled) == 0:

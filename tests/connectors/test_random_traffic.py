@@ -94,9 +94,9 @@ def test_much_random_traffic_over_random_tiers_answers_as_if_there_were_none():
 
 
 def test_the_random_traffic_saves_and_loads_and_loses():
-    runs = [Traffic(seed) for seed in range(100, 120)]
+    runs = [Traffic(seed) for seed in range(100, 110)]
     for traffic in runs:
         traffic.run(25)
-    assert sum(traffic.bench.device.num_loaded for traffic in runs) > 25
-    assert sum(traffic.bench.scheduler.loads.num_failed for traffic in runs) > 5
+    assert sum(traffic.bench.device.num_loaded for traffic in runs) > 10
+    assert sum(traffic.bench.scheduler.loads.num_failed for traffic in runs) > 2
     assert sum(bool(traffic.bench.tiers.num_not_fetched_tokens) for traffic in runs) > 0

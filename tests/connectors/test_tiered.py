@@ -95,7 +95,7 @@ def test_a_window_from_the_store_and_full_attention_from_the_device_make_one_hit
     again = bench.run_one(PROMPT, "again")
     assert (again.cache.hit, again.cache.external) == (0, 96)
     # Of full attention the device has lost nothing yet.
-    assert not [key for key in bench.store.host.keys() if getattr(key, "group_id", 1) == 0]
+    assert not [key for key in bench.store.host if getattr(key, "group_id", 1) == 0]
 
 
 def test_what_the_device_has_itself_is_copied_and_not_loaded():
@@ -127,7 +127,7 @@ def test_window_blocks_that_were_passed_are_not_stored():
     bench.run_one(PROMPT)
     for number in range(12):
         bench.run_one([1000 * (number + 1) + token for token in range(100)], f"other {number}")
-    windows = [key for key in bench.store.host.keys() if getattr(key, "group_id", None) == 1]
+    windows = [key for key in bench.store.host if getattr(key, "group_id", None) == 1]
     hashes = bench.add(PROMPT, "again").block_hashes
     # To go on at 96 needs the blocks from 64 on.
     assert {hashes.index(key.block_hash) for key in windows if key.block_hash in hashes} == {4, 5}
@@ -223,6 +223,22 @@ def test_a_host_tier_too_small_for_a_prompt_changes_nothing():
         evict(bench)
         assert again.output_token_ids == expected_stream(PROMPT, 1)
     assert bench.store.host.num_bytes <= 20
+
+
+def test_what_was_moved_is_counted():
+    bench = make_bench()
+    bench.run_one(PROMPT)
+    evict(bench)
+    bench.run_one(PROMPT, "again")
+    evict(bench)
+    bench.store.loses = 1.0
+    bench.run_one(PROMPT, "once more")
+    stats = bench.tiers.stats()
+    # The four others have come back too.
+    assert (stats.num_loads, stats.num_failed_loads) == (5, 1)
+    assert stats.num_saved == bench.device.num_saved
+    assert stats.host_bytes == bench.store.host.num_bytes > 0
+    assert stats.bytes_per_second == {"host": pytest.approx(96 / 0.01)}
 
 
 def test_resetting_forgets_what_is_stored(bench):
