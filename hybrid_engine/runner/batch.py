@@ -227,7 +227,7 @@ class BatchState:
                 continue
             row, num_drafts[index] = rows[index], len(drafts)
             assert plan.is_sampled[index], f"{plan.request_ids[index]} has drafts behind tokens not yet computed"
-            assert min(drafts) >= 0 and max(drafts) < self.vocab_size, (
+            assert 0 <= min(drafts) <= max(drafts) < self.vocab_size, (
                 f"{plan.request_ids[index]} has drafts {drafts}, the vocabulary has {self.vocab_size}"
             )
             start, end = self._num_tokens[row], self._num_tokens[row] + len(drafts)
@@ -260,7 +260,7 @@ class BatchState:
         """
         slots = tables.state_slots(rows, num_drafts)
         index_of = {request_id: index for index, request_id in enumerate(plan.request_ids)}
-        captures = []
+        captures: list[tuple[int, int, int]] = []
         for capture in plan.state_captures:
             if capture.group_id == tables.group.group_id:
                 index = index_of[capture.request_id]

@@ -1,4 +1,4 @@
-"""Drafts: what comes out is what a run without them gives, by text, by log-probabilities and by what the caches hold."""
+"""Drafts: what comes out is what a run without them gives, by text, log-probabilities and what the caches hold."""
 
 import itertools
 
