@@ -33,6 +33,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "prefix_lookup": {"explanation", "groups", "request"},
     "checkpoint_recorder": {"config", "groups", "prefix_lookup", "request", "step_plan"},
     "coordinator": {"checkpoint_recorder", "config", "errors", "explanation", "groups", "prefix_lookup", "request"},
+    "connectors": {"errors", "groups", "request", "step_plan"},
+    "drafting": {"request"},
     "plan": {"errors", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "step_builder": {"groups", "request", "step_plan"},
@@ -79,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
     "bench": API | BOOKKEEPING | {"demo", "kernels"},
 }
-TORCH_FREE = (*sorted(BOOKKEEPING), "inputs")
+TORCH_FREE = (*sorted(BOOKKEEPING), "drafting", "inputs")
 HEAVY = {"torch", "transformers", "triton", "safetensors", "gguf"}
 
 
