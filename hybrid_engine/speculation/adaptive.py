@@ -56,17 +56,14 @@ class AdaptiveDrafter:
             record.rate += WEIGHT * (1 - record.rate)
         if num_accepted < num_drafts:
             record.rate -= WEIGHT * record.rate
+        record.next_try = request.num_tokens + RETRY_TOKENS
         self._shared_rate += 0.1 * (record.rate - self._shared_rate)
         self.drafter.observe(request, num_drafts, num_accepted)
 
     def _num_drafts(self, request: Request, most: int) -> int:
         record = self._record(request)
         count = best_num_drafts(record.rate, self.cost, most)
-        if count == 0 and request.num_tokens >= record.next_try:
-            is_first = record.next_try == 0
-            record.next_try = request.num_tokens + RETRY_TOKENS
-            count = 0 if is_first else 1
-        return count
+        return 1 if count == 0 and request.num_tokens >= record.next_try else count
 
     def _record(self, request: Request) -> _Record:
         record = self._records.get(request)

@@ -2,16 +2,8 @@ import random
 
 import pytest
 
-from hybrid_engine.groups.hashing import BlockHasher
 from hybrid_engine.request import Request
-from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.speculation.ngram import NgramDrafter
-
-HASHER = BlockHasher(16)
-
-
-def make_request(token_ids: list[int], request_id: str = "a") -> Request:
-    return Request(request_id, token_ids, SamplingParams(), hasher=HASHER, max_model_len=100_000)
 
 
 def propose(drafter: NgramDrafter, request: Request, num_drafts: int = 4) -> tuple[int, ...]:
@@ -36,30 +28,30 @@ def slow_drafts(token_ids: list[int], num_drafts: int, lengths: range) -> tuple[
     return ()
 
 
-def test_the_longest_ngram_is_preferred_to_a_later_one(drafter):
+def test_the_longest_ngram_is_preferred_to_a_later_one(drafter, make_request):
     assert propose(drafter, make_request([1, 2, 3, 50, 51, 52, 53, 9, 2, 3, 60, 1, 2, 3])) == (50, 51, 52, 53)
 
 
-def test_of_equally_long_ones_the_last_counts(drafter):
+def test_of_equally_long_ones_the_last_counts(drafter, make_request):
     assert propose(drafter, make_request([2, 3, 60, 7, 2, 3, 61, 8, 8, 2, 3]), 2) == (61, 8)
 
 
-def test_nothing_is_drafted_where_the_last_tokens_are_new(drafter):
+def test_nothing_is_drafted_where_the_last_tokens_are_new(drafter, make_request):
     assert propose(drafter, make_request([1, 2, 3, 4, 5, 1, 3])) == ()
     assert propose(drafter, make_request([1])) == ()
 
 
-def test_a_period_goes_on_past_the_known_tokens(drafter):
+def test_a_period_goes_on_past_the_known_tokens(drafter, make_request):
     assert propose(drafter, make_request([5, 6, 5, 6, 5, 6]), 5) == (5, 6, 5, 6, 5)
 
 
-def test_each_request_gets_its_own_number_of_drafts(drafter):
+def test_each_request_gets_its_own_number_of_drafts(drafter, make_request):
     requests = [make_request([1, 2, 9, 8, 7, 1, 2], request_id) for request_id in "abc"]
     assert drafter.propose(requests, [3, 0, 1]) == [(9, 8, 7), (), (9,)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_drafts_of_a_growing_answer_are_those_of_an_exhaustive_search(seed):
+def test_drafts_of_a_growing_answer_are_those_of_an_exhaustive_search(seed, make_request):
     rng = random.Random(seed)
     lengths = range(4, 0, -1)
     drafter = NgramDrafter(min_tokens=1, max_tokens=4)
@@ -70,7 +62,7 @@ def test_drafts_of_a_growing_answer_are_those_of_an_exhaustive_search(seed):
             request.append_token(rng.randrange(4))
 
 
-def test_an_index_goes_with_its_request(drafter):
+def test_an_index_goes_with_its_request(drafter, make_request):
     request = make_request([1, 2, 3, 1, 2])
     assert propose(drafter, request, 1) == (3,)
     assert len(drafter._indexes) == 1
