@@ -1,4 +1,4 @@
-"""The synchronous core: requests come in, `step` runs one step of all of them, and what is new comes out.
+"""The core: requests come in, `step` takes in one step of all of them, and what is new comes out.
 
 One scheduler, one runner, one tokenizer. Nothing here knows tensors: a StepPlan goes to the runner, a StepResult comes
 back. A step that fails ends the engine: what the runner and the caches hold is then unknown, so every request in
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,14 +23,8 @@ from hybrid_engine.outputs import CompletionOutput, RequestOutput
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
+from hybrid_engine.step_pipeline import Runner, StepPipeline
 from hybrid_engine.step_plan import StepPlan, StepResult
-
-
-class Runner(Protocol):
-    """What executes a step."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute all that the plan lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +60,7 @@ class Engine:
         """seed: what requests that name no seed draw theirs from."""
         self.scheduler = scheduler
         self.runner = runner
+        self._pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
         self.tokenizer = tokenizer
         self._fast_tokenizer = fast_tokenizer(tokenizer)
         self.vocab_size = vocab_size
@@ -139,22 +133,25 @@ class Engine:
     # A step
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return, for each request that got a token, what is new of it.
+        """Take in one step and return, for each request that got a token, what is new of it.
 
-        Raises EngineDeadError when the step fails, with its cause; every later call then does too.
+        Up to `async_depth` further steps are planned and launched before, so that they run while this one's tokens
+        become text. Raises EngineDeadError when a step fails, with its cause; every later call then does too.
         """
         self.raise_if_dead()
         if not self.has_unfinished_requests():
             return []
         self._is_stepping = True
         try:
-            plan = self.scheduler.schedule()
-            assert plan.request_ids, f"{len(self._answers)} requests are unfinished and none can run"
-            result = self.runner.execute(plan)
-            updates = self.scheduler.update(plan, result)
-            return self._report(plan, result, updates)
+            self._launch()
+            plan, result = self._pipeline.take()
+            outputs = self._report(plan, result, self.scheduler.update(plan, result))
+            if not self.has_unfinished_requests():
+                self._drain()
+            return outputs
         except BaseException as error:
             self._failure = error
+            self._pipeline.close()
             self._callers.clear()
             self._answers.clear()
             if isinstance(error, Exception):
@@ -164,6 +161,25 @@ class Engine:
             self._is_stepping = False
             while self._aborts_asked:
                 self.abort(self._aborts_asked.pop())
+
+    def _launch(self) -> None:
+        """Launch steps until there are enough, or until what is in flight must come back before more can be planned."""
+        while not self._pipeline.is_full:
+            plan = self.scheduler.schedule()
+            is_empty = not plan.request_ids
+            assert not (is_empty and self._pipeline.num_launched == 0), (
+                f"{len(self._answers)} requests are unfinished and none can run"
+            )
+            self._pipeline.launch(plan)
+            if is_empty:
+                return
+
+    def _drain(self) -> None:
+        """Take in what was launched before the last request ended: nobody waits for it, but it holds blocks."""
+        while self._pipeline.num_launched:
+            plan, result = self._pipeline.take()
+            updates = self.scheduler.update(plan, result)
+            assert not updates, f"{len(updates)} requests got tokens, all had ended"
 
     def _report(self, plan: StepPlan, result: StepResult, updates: list[RequestUpdate]) -> list[RequestOutput]:
         if result.prompt_logprobs:
@@ -200,7 +216,8 @@ class Engine:
         for request_id, start in zip(plan.request_ids, plan.num_computed_tokens, strict=True):
             answer = self._answers.get(request_id)
             positions = result.prompt_logprobs.get(request_id)
-            if answer is not None and positions:
+            # A step that was launched before may have had another request of that id, aborted meanwhile.
+            if answer is not None and positions and plan.step_id >= answer.first_step_id:
                 answer.caller.take_prompt_logprobs(start, positions, self._decode_token)
 
     # A request is checked and handed to the scheduler
@@ -287,7 +304,8 @@ class Engine:
             self._fast_tokenizer, caller.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
         )
         stops = StopStrings(sampling.stop, include_in_text=sampling.include_stop_str_in_output)
-        return Answer(caller, index, request, Detokenizer(stream, stops, min_tokens=sampling.min_tokens))
+        detokenizer = Detokenizer(stream, stops, min_tokens=sampling.min_tokens)
+        return Answer(caller, index, request, detokenizer, first_step_id=self.scheduler.stats.num_steps)
 
     def _decode_one(self, token_id: int) -> str:
         return self._fast_tokenizer.decode([token_id], skip_special_tokens=False)

@@ -106,6 +106,8 @@ class Answer:
     index: int
     request: Request
     detokenizer: Detokenizer
+    first_step_id: int
+    """No step before this one computes anything of it."""
     cumulative_logprob: float = 0.0
     is_finished: bool = False
 

@@ -69,7 +69,7 @@ class NgramIndex:
 
 
 def _copy(token_ids: Sequence[int], start: int, num_tokens: int) -> tuple[int, ...]:
-    """Return num_tokens tokens from start on; what is found near the end repeats itself, as 'abab' goes on with 'ab'."""
+    """Return num_tokens tokens from start on; near the end they repeat themselves, as 'abab' goes on with 'ab'."""
     found = list(token_ids[start : start + num_tokens])
     period = len(token_ids) - start
     while len(found) < num_tokens:
