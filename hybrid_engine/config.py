@@ -78,7 +78,7 @@ class SpeculativeConfig:
     """Tokens guessed ahead, several of which one step can verify. They never change an answer, only its speed."""
 
     method: str = "ngram"
-    """'ngram': what followed the last few tokens when they stood there before. 'draft_model': a smaller model's guess."""
+    """'ngram': what followed the last few tokens where they stood before; 'draft_model': a smaller model's answer."""
     num_speculative_tokens: int = 5
     """Most tokens guessed ahead of one request in a step; fewer are tried where they don't pay."""
     model: str | Path | None = None

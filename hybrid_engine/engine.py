@@ -26,6 +26,9 @@ from hybrid_engine.scheduler import RequestUpdate, Scheduler
 from hybrid_engine.step_pipeline import Runner, StepPipeline
 from hybrid_engine.step_plan import StepPlan, StepResult
 
+WAIT_FOR_LOADS_SECONDS = 0.0005
+"""A step that finds nothing to run, since all requests wait for a connector, ends after so long."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -144,6 +147,10 @@ class Engine:
         self._is_stepping = True
         try:
             self._launch()
+            if self._pipeline.num_launched == 0:
+                assert self.scheduler.loads, f"{len(self._answers)} requests are unfinished and none can run"
+                time.sleep(WAIT_FOR_LOADS_SECONDS)
+                return []
             plan, result = self._pipeline.take()
             outputs = self._report(plan, result, self.scheduler.update(plan, result))
             if not self.has_unfinished_requests():
@@ -166,13 +173,9 @@ class Engine:
         """Launch steps until there are enough, or until what is in flight must come back before more can be planned."""
         while not self._pipeline.is_full:
             plan = self.scheduler.schedule()
-            is_empty = not plan.request_ids
-            assert not (is_empty and self._pipeline.num_launched == 0), (
-                f"{len(self._answers)} requests are unfinished and none can run"
-            )
-            self._pipeline.launch(plan)
-            if is_empty:
+            if not plan.request_ids:
                 return
+            self._pipeline.launch(plan)
 
     def _drain(self) -> None:
         """Take in what was launched before the last request ended: nobody waits for it, but it holds blocks."""

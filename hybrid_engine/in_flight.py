@@ -91,6 +91,8 @@ class CallerRequest:
                 first_token_time=self.first_token_time,
                 finish_time=self.finish_time,
                 num_preemptions=sum(answer.request.num_preemptions for answer in self.answers),
+                num_draft_tokens=sum(answer.request.num_drafts for answer in self.answers),
+                num_accepted_tokens=sum(answer.request.num_accepted_drafts for answer in self.answers),
             ),
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=first.num_cached_tokens,

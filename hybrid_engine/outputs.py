@@ -35,6 +35,10 @@ class RequestMetrics:
     first_token_time: float | None = None
     finish_time: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    """Tokens guessed ahead and verified, over all answers."""
+    num_accepted_tokens: int = 0
+    """Those of them that were right."""
 
     @property
     def ttft_seconds(self) -> float | None:

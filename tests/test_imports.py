@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("hybrid_engine", "kernels", "models")
 PUBLIC = {
     "hybrid_engine",
-    *(f"hybrid_engine.{name}" for name in ("LLM", "RequestOutput", "SamplingParams", "__version__")),
+    *(
+        f"hybrid_engine.{name}"
+        for name in ("LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__")
+    ),
 }
 
 # For every part, the parts of ours that it may import besides itself. Arrows point one way: down this table is up the
@@ -56,8 +59,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "detokenizer": {"errors"},
     "outputs": {"explanation", "step_plan"},
     "in_flight": {"detokenizer", "outputs", "request", "sampling_params", "scheduler", "step_plan"},
-    "engine": {"detokenizer", "errors", "in_flight", "outputs", "request", "sampling_params", "scheduler", "step_plan"},
-    "startup": BOOKKEEPING | {"engine", "models", "runner", "tokenizer", "weights"},
+    "step_pipeline": {"step_plan"},
+    "engine": {
+        "detokenizer",
+        "errors",
+        "in_flight",
+        "outputs",
+        "request",
+        "sampling_params",
+        "scheduler",
+        "step_pipeline",
+        "step_plan",
+    },
+    # Its draft model is an engine of its own, given to it ready to run.
+    "speculation": {"drafting", "request", "sampling_params", "scheduler", "step_pipeline", "step_plan"},
+    "startup": BOOKKEEPING | {"drafting", "engine", "models", "runner", "speculation", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "message_boundaries": set(),
@@ -73,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "startup",
         "stream",
     },
-    "": {"llm", "outputs", "sampling_params"},
+    "": {"config", "llm", "outputs", "sampling_params"},
     "chat": API,
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
     "demo": API | {"report"},

@@ -11,19 +11,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
-from hybrid_engine.step_plan import StepPlan, StepResult
-
-
-class Runner(Protocol):
-    """What executes a step of the draft model."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute all that the plan lists."""
+from hybrid_engine.step_pipeline import Runner
 
 
 class DraftModelDrafter:
