@@ -82,7 +82,8 @@ def _generate(llm: LLM, prompt: str, sampling: SamplingParams) -> RequestOutput:
 
 
 def _tokens_per_second(output: RequestOutput) -> float:
-    """Return the speed of the answer once it has begun: drafts do nothing for the prompt."""
+    """Return the speed of the answer from its first token on: drafts do nothing for the prompt."""
     metrics = output.metrics
-    assert metrics.first_token_time is not None and metrics.finish_time is not None, metrics
-    return (NEW_TOKENS - 1) / (metrics.finish_time - metrics.first_token_time)
+    assert metrics.total_seconds is not None, metrics
+    assert metrics.ttft_seconds is not None, metrics
+    return (NEW_TOKENS - 1) / (metrics.total_seconds - metrics.ttft_seconds)
