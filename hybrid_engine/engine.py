@@ -264,7 +264,7 @@ class Engine:
                 f"the prompt has {len(token_ids):,} tokens, max_model_len is {self.max_model_len:,}: shorten the "
                 f"prompt, or raise max_model_len if the model reaches further"
             )
-        self.scheduler.check_prompt(len(token_ids))
+        self.scheduler.coordinator.check_prompt(len(token_ids))
 
     def _submit(self, caller: CallerRequest) -> None:
         # Drawn only now: a request that was refused changes nothing for the next one.

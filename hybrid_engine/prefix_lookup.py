@@ -128,6 +128,16 @@ class PrefixLookup:
             else:
                 return hit, tuple(tables)
 
+    def collect_for_external(self, request: Request, num_local_tokens: int, end_tokens: int) -> list[list[Block]]:
+        """List the cached blocks of a hit that a connector extends to end_tokens: what is needed there, by group."""
+        tables: list[list[Block]] = []
+        for manager in self._managers:
+            table = manager.collect(request.block_hashes, num_local_tokens)
+            assert not isinstance(table, int), f"a block of the hit at {num_local_tokens} is missing for {request}"
+            num_null = min(manager.first_needed_block(end_tokens), len(table))
+            tables.append([manager.pool.null_block] * num_null + table[num_null:])
+        return tables
+
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
         """Say why a request's hit is as long as it is; to be asked before anything else changes the cache."""
         num_tokens = request.num_tokens

@@ -41,6 +41,8 @@ class BlockPool:
         self.duplicates: dict[BlockHash | None, list[Block]] = {}
         self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._max_evicted_keys = max_evicted_keys
+        self.num_freed = 0
+        """Blocks that were let go by the last who held them, since the pool was made."""
         self.needed: dict[BlockHash, int] | None = None
         """When set: by key, the checkpoints that need the block; a free block that none needs is empty."""
         self.make_empty: Callable[[BlockPool, int], None] = _take_from_the_queue
@@ -89,6 +91,7 @@ class BlockPool:
             assert block.ref_count > 0, f"{block} is released but nobody holds it"
             block.ref_count -= 1
             if block.ref_count == 0:
+                self.num_freed += 1
                 if block.block_hash in self.duplicates or not self._is_needed(block):
                     # Somebody holds another copy of the same content, one is enough; or it is of no use to anybody.
                     self._unregister(block)
