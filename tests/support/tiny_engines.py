@@ -25,13 +25,14 @@ class TinyEngines:
         draft_slots: int = 0,
         num_blocks: int | None = None,
         num_states: int = 64,
+        watermark: float = 0.01,
         runner_class: type = ModelRunner,
         **settings,
     ) -> LLM:
         """num_blocks: usable blocks of each attention group; None: as planned, num_states then isn't used either."""
         defaults = {"cache_memory_bytes": "4MiB", "block_size": 4, "dtype": "float32", "max_num_seqs": 16}
         config = make_config("tiny", **defaults | settings)
-        config = replace(config, scheduler=replace(config.scheduler, draft_slots=draft_slots))
+        config = replace(config, scheduler=replace(config.scheduler, draft_slots=draft_slots, watermark=watermark))
         plan = plan_engine(self.model_config, config)
         if num_blocks is not None:
             counts = [num_states if group.spec.kind == "state" else num_blocks for group in plan.memory.groups]
