@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.base import GroupManager
-from hybrid_engine.request import Request
+from hybrid_engine.request import Request, RequestStatus
 
 
 def check_invariants(coordinator: Coordinator, holders: Iterable[Request]) -> None:
@@ -42,7 +42,11 @@ def _check_table(manager: GroupManager, request: Request, group_index: int) -> N
     table = held.tables[group_index]
     num_blocks = -(-(request.num_computed_tokens + request.num_in_flight_tokens) // manager.block_size)
     assert len(table) >= num_blocks, f"{request}: {len(table)} blocks for {num_blocks} in group {group_index}"
-    needed = table[manager.first_needed_block(request.num_computed_tokens) :]
+    first = manager.first_needed_block(request.num_computed_tokens)
+    if request.status in (RequestStatus.WAITING_FOR_KV, RequestStatus.FINISHED):
+        # A load, also one whose request was aborted: what is needed where it will end.
+        first = max(first, held.first_needed[group_index])
+    needed = table[first:]
     assert manager.pool.null_block not in needed, f"{request}: a needed block of group {group_index} is null"
     for block_index, block in enumerate(table):
         if block.block_hash is not None:

@@ -132,10 +132,10 @@ class PrefixLookup:
         """List the cached blocks of a hit that a connector extends to end_tokens: what is needed there, by group."""
         tables: list[list[Block]] = []
         for manager in self._managers:
-            table = manager.collect(request.block_hashes, num_local_tokens)
-            assert not isinstance(table, int), f"a block of the hit at {num_local_tokens} is missing for {request}"
-            num_null = min(manager.first_needed_block(end_tokens), len(table))
-            tables.append([manager.pool.null_block] * num_null + table[num_null:])
+            num_blocks = num_local_tokens // manager.block_size
+            num_null = min(manager.first_needed_block(end_tokens), num_blocks)
+            keys = [manager.key(request.block_hashes, i) for i in range(num_null, num_blocks)]
+            tables.append([manager.pool.null_block] * num_null + [manager.pool.cached[key] for key in keys])
         return tables
 
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:

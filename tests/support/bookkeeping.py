@@ -270,6 +270,7 @@ class Bench:
         self.rng = rng
         self.plans: list[StepPlan] = []
         self.streams: dict[str, list[int]] = {}
+        self.strangers: list[Request] = []
         self._launched: deque[StepPlan] = deque()
         self._results: deque[StepResult] = deque()
 
@@ -288,14 +289,30 @@ class Bench:
         return []
 
     def launch(self) -> bool:
+        """Launch a step, taking in the oldest result before where as many are launched as may be."""
+        while len(self._launched) > self.scheduler.config.async_depth:
+            self.take_in()
         if self.connector is not None:
             self.connector.advance()
         plan = self.scheduler.schedule()
         if plan.request_ids:
             self.plans.append(plan)
             self._launched.append(plan)
-        check_invariants(self.coordinator, self.scheduler.holders())
+        self._check()
         return bool(plan.request_ids)
+
+    def _check(self) -> None:
+        check_invariants(self.coordinator, [*self.scheduler.holders(), *self.strangers])
+
+    def hold(self, num_tokens: int) -> Request:
+        """Let somebody of whom the scheduler knows nothing hold blocks."""
+        stranger = make_request(self.coordinator, range(1_000_000, 1_000_000 + num_tokens), "stranger")
+        self.strangers.append(compute(self.coordinator, stranger))
+        return stranger
+
+    def free_strangers(self) -> None:
+        while self.strangers:
+            self.coordinator.free(self.strangers.pop())
 
     def _is_due(self, is_launched: bool) -> bool:
         if not self._launched:
@@ -311,7 +328,7 @@ class Bench:
         updates = self.scheduler.update(self._launched.popleft(), self._results.popleft())
         for update in updates:
             self.streams.setdefault(update.request.request_id, []).extend(update.new_token_ids)
-        check_invariants(self.coordinator, self.scheduler.holders())
+        self._check()
         return updates
 
     def drain(self) -> None:
