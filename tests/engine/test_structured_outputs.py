@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import re
 
 import pytest
@@ -125,6 +126,32 @@ def test_a_preemption_changes_no_answer(tiny_gemma3, llm, penalty):
     outputs = little.generate(prompts, params)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert answers(outputs) == answers(llm.generate(prompts, params))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_random_mixes_preempted_at_random_give_what_each_request_gives_alone(tiny_gemma3, llm, seed):
+    draws = random.Random(seed)
+    regex, choice = StructuredOutputsParams(regex="(a[bc]{2,5}|[d-z]+!)*"), StructuredOutputsParams(choice=["y"])
+    prompts = ["".join(draws.choices("ab ", k=draws.randint(1, 20))) for _ in range(12)]
+    params = [
+        asked(draws.choice([None, regex, COMPACT, choice]), seed=index, ignore_eos=draws.random() < 0.5)
+        for index in range(12)
+    ]
+    alone = [llm.generate(prompt, param) for prompt, param in zip(prompts, params, strict=True)]
+    small_steps = LLM(tiny_gemma3, cache_memory_bytes="1MiB", max_num_batched_tokens=draws.choice([8, 16]))
+    engine = small_steps._engine
+    step = engine.step
+
+    def step_and_preempt():
+        if engine.scheduler.running and draws.random() < 0.2:
+            engine.scheduler._preempt(draws.choice(engine.scheduler.running))
+        return step()
+
+    engine.step = step_and_preempt
+    outputs = small_steps.generate(prompts, params)
+    assert answers(outputs) == [answer for outputs in alone for answer in answers(outputs)]
+    assert sum(output.metrics.num_preemptions for output in outputs) > 5
 
 
 # Where an answer ends
