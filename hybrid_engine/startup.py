@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
@@ -33,6 +34,7 @@ from hybrid_engine.scheduler import Scheduler
 from hybrid_engine.speculation.adaptive import AdaptiveDrafter
 from hybrid_engine.speculation.draft_model import DraftModelDrafter
 from hybrid_engine.speculation.ngram import NgramDrafter
+from hybrid_engine.structured import Grammars
 from hybrid_engine.tokenizer import load_tokenizer
 from hybrid_engine.weights import Checkpoint, open_checkpoint
 
@@ -202,7 +204,9 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
     model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
-    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks)
+    eos_token_ids = plan.info.eos_token_ids
+    grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
+    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks, grammars=grammars)
     coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=config.cache)
     drafter = None if config.speculative is None else _make_drafter(config.speculative, config, plan, tokenizer)
     engine = Engine(
@@ -211,8 +215,9 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
         tokenizer,
         vocab_size=plan.info.vocab_size,
         max_model_len=plan.max_model_len,
-        eos_token_ids=plan.info.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         seed=config.seed,
+        grammars=grammars,
     )
     return engine, plan
 

@@ -16,7 +16,14 @@ PUBLIC = {
     "hybrid_engine",
     *(
         f"hybrid_engine.{name}"
-        for name in ("LLM", "RequestOutput", "SamplingParams", "SpeculativeConfig", "__version__")
+        for name in (
+            "LLM",
+            "RequestOutput",
+            "SamplingParams",
+            "SpeculativeConfig",
+            "StructuredOutputsParams",
+            "__version__",
+        )
     ),
 }
 
@@ -72,7 +79,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"errors"},
     "weights": {"errors"},
     "models": {"errors", "groups.spec", "kernels", "weights"},
-    "runner": {"errors", "groups.spec", "kernels", "models", "sampling_params", "step_plan"},
+    "structured": {"errors", "sampling_params"},
+    "runner": {"errors", "groups.spec", "kernels", "models", "sampling_params", "step_plan", "structured"},
     "tokenizer": {"errors", "weights"},
     "detokenizer": {"errors"},
     "outputs": {"explanation", "step_plan"},
@@ -88,10 +96,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler",
         "step_pipeline",
         "step_plan",
+        "structured",
     },
     # Its draft model is an engine of its own, given to it ready to run.
     "speculation": {"drafting", "request", "sampling_params", "scheduler", "step_pipeline", "step_plan"},
-    "startup": BOOKKEEPING | {"drafting", "engine", "models", "runner", "speculation", "tokenizer", "weights"},
+    "startup": BOOKKEEPING
+    | {"detokenizer", "drafting", "engine", "models", "runner", "speculation", "structured", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "message_boundaries": set(),

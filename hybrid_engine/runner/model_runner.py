@@ -16,6 +16,7 @@ from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.verification import choose_tokens
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs
+from hybrid_engine.structured import Grammars
 
 MAX_LOGITS_BYTES = 64 << 20
 """Prompt log-probabilities need logits at every token; they are made in slices of at most so many bytes."""
@@ -32,10 +33,12 @@ class ModelRunner:
         *,
         device: torch.device | str = "cpu",
         eos_token_ids: Iterable[int] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """num_blocks: usable blocks of each group; the null block comes on top.
 
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
+        grammars: of the model's tokenizer; None: no request asks for structured outputs.
         Raises CapacityError when the cache memory can't be had.
         """
         # All at once and before the first request, who would else wait for a compiler.
@@ -49,6 +52,7 @@ class ModelRunner:
         self._sampler = Sampler(
             model.info.vocab_size,
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            grammars=grammars,
         )
         self._batch = BatchState(groups, num_blocks, vocab_size=model.info.vocab_size, device=device)
         self.num_steps_total = 0
@@ -101,6 +105,8 @@ class ModelRunner:
         self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))
         for request, token_ids, start in zip(requests, chosen, (ends - num_logits).tolist(), strict=True):
             result.sampled[request.request_id] = tuple(token_ids)
+            if request.finish_reason is not None:
+                result.finished[request.request_id] = request.finish_reason
             if request.sampling.logprobs is not None:
                 result.logprobs[request.request_id] = tuple(
                     self._sampler.logprobs(logits_V, token_id, request.sampling)

@@ -27,7 +27,9 @@ def choose_tokens(
     positions: Sequence[int],
     drafts: Sequence[Drafts],
 ) -> list[list[int]]:
-    """Return, for each request, the drafts that hold and one token more; penalties count each of them at once.
+    """Return, for each request, the drafts that hold and one token more, each taken in (`RequestSampling.advance`).
+
+    A structured output that is complete with an accepted draft ends there.
 
     logits_XV: float32; for each request in turn the logits behind its last known token and behind each of its drafts.
     positions: each request's first new position.
@@ -45,14 +47,14 @@ def choose_tokens(
 def _choose(
     sampler: Sampler, logits_XV: np.ndarray, request: RequestSampling, position: int, drafts: Drafts
 ) -> list[int]:
-    """One row after the other, since a penalty at each depends on the tokens before; none behind a rejected draft."""
+    """One row after the other, since penalties and grammars depend on the tokens before."""
     chosen: list[int] = []
     for index in range(len(logits_XV)):
         token_id = int(sampler.sample(logits_XV[index : index + 1], [request], [position + index])[0])
         chosen.append(token_id)
-        if request.counts is not None:
-            request.counts.add(token_id)
-        if index < len(drafts) and token_id != drafts[index]:
+        request.advance(token_id)
+        is_rejected = index < len(drafts) and token_id != drafts[index]
+        if is_rejected or request.finish_reason is not None:
             break
     return chosen
 

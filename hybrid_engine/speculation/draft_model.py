@@ -70,5 +70,6 @@ def draft_sampling(sampling: SamplingParams, num_drafts: int) -> SamplingParams:
         ignore_eos=True,
         logprobs=None,
         prompt_logprobs=None,
+        structured_outputs=None,
         skip_reading_prefix_cache=False,
     )
