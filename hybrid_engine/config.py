@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hybrid_engine.errors import ConfigError
 
@@ -128,3 +129,52 @@ class SchedulerConfig:
             )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}, must be at least 0 and below 1")
+
+
+SPECULATION_METHODS = ("ngram", "draft_model")
+MAX_SPECULATIVE_TOKENS = 16
+"""Each needs a state slot of its own in every recurrent group, and late ones are hardly ever accepted."""
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Tokens guessed ahead, several of which one step can verify. They never change an answer, only its speed."""
+
+    method: str = "ngram"
+    """'ngram': what followed the last few tokens where they stood before; 'draft_model': a smaller model's answer."""
+    num_speculative_tokens: int = 5
+    """Most tokens guessed ahead of one request in a step; fewer are tried where they don't pay."""
+    model: str | Path | None = None
+    """The draft model: a checkpoint, smaller, with the same vocabulary."""
+    prompt_lookup_max: int = 4
+    """Longest n-gram that is looked up, in tokens."""
+    prompt_lookup_min: int = 2
+    """Shortest one."""
+    draft_cache_memory_bytes: int | None = None
+    """Cache memory of the draft model, on top of the other; None: a quarter as much."""
+
+    def __post_init__(self) -> None:
+        require_integers(
+            self, "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_cache_memory_bytes"
+        )
+        if self.method not in SPECULATION_METHODS:
+            raise ConfigError(f"method is {self.method!r}, must be {' or '.join(map(repr, SPECULATION_METHODS))}")
+        if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, must be from 1 to {MAX_SPECULATIVE_TOKENS}; "
+                f"to guess nothing, give no SpeculativeConfig"
+            )
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max {self.prompt_lookup_max}: "
+                f"must be 1 <= min <= max"
+            )
+        if (self.model is not None) != (self.method == "draft_model"):
+            raise ConfigError(
+                "method is 'draft_model': name the draft model as model="
+                if self.model is None
+                else f"model is {str(self.model)!r}, which method {self.method!r} has no use for: give "
+                f"method='draft_model', or no model"
+            )
+        if self.draft_cache_memory_bytes is not None and self.draft_cache_memory_bytes <= 0:
+            raise ConfigError(f"draft_cache_memory_bytes is {self.draft_cache_memory_bytes}, must be above 0, or None")

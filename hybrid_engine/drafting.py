@@ -69,6 +69,8 @@ class Drafting:
                 request.num_in_flight_tokens -= num_rejected
                 self.num_drafts += len(drafts)
                 self.num_accepted += num_accepted
+                request.num_drafts += len(drafts)
+                request.num_accepted_drafts += num_accepted
                 if self._drafter is not None:
                     self._drafter.observe(request, len(drafts), num_accepted)
         return kept

@@ -1,4 +1,4 @@
-"""The synchronous core: requests come in, `step` runs one step of all of them, and what is new comes out.
+"""The core: requests come in, `step` takes in one step of all of them, and what is new comes out.
 
 One scheduler, one runner, one tokenizer. Nothing here knows tensors: a StepPlan goes to the runner, a StepResult comes
 back. A step that fails ends the engine: what the runner and the caches hold is then unknown, so every request in
@@ -10,14 +10,13 @@ from __future__ import annotations
 import operator
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from hybrid_engine.connectors.tiered import TierStats
+from hybrid_engine.connectors.tiered import TieredConnector, TierStats
 from hybrid_engine.detokenizer import Detokenizer, StopStrings, TextStream, fast_tokenizer
 from hybrid_engine.errors import EngineDeadError, PromptTooLongError, RequestError
 from hybrid_engine.in_flight import Answer, CallerRequest
@@ -25,39 +24,12 @@ from hybrid_engine.outputs import CompletionOutput, RequestOutput
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
-from hybrid_engine.step_plan import StepPlan, StepResult, TransferPlan
+from hybrid_engine.step_pipeline import Runner, StepPipeline
+from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.structured import Grammars
 
-LOAD_WAIT_SECONDS = 0.05
-"""When nothing can be computed before something is loaded, a step returns at least so often."""
-
-
-class Runner(Protocol):
-    """What executes a step."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Compute all that the plan lists."""
-
-
-class CacheTiers(Protocol):
-    """What keeps cached prefixes beyond the caches themselves."""
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Return when a load has ended, or after a while."""
-
-    def note_step(self, num_tokens: int, seconds: float) -> None:
-        """Learn how fast tokens are computed."""
-
-    def plan_flush(self) -> Iterator[TransferPlan]:
-        """Plan, part by part, to store all that the caches could go on from and that would not outlive them."""
-
-    def stats(self) -> TierStats:
-        """Return what the tiers hold and what has been moved."""
-
-    def reset(self) -> None:
-        """Forget all that is stored."""
-
-    def close(self) -> None:
-        """Let what is being stored be stored, and end."""
+WAIT_FOR_LOADS_SECONDS = 0.005
+"""A step that finds nothing to run, since all requests wait for a connector, ends after so long at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +61,13 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
-        tiers: CacheTiers | None = None,
+        grammars: Grammars | None = None,
+        tiers: TieredConnector | None = None,
     ) -> None:
-        """seed: what requests that name no seed draw theirs from. tiers: the scheduler's connector, if it has one."""
+        """seed: what requests that name no seed draw theirs from. grammars, tiers: the runner's, if it has any."""
         self.scheduler = scheduler
         self.runner = runner
+        self._pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
         self._tiers = tiers
         self._is_closed = False
         self.tokenizer = tokenizer
@@ -101,6 +75,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
         self._seeds = random.Random(seed)
         self._callers: dict[str, CallerRequest] = {}
         self._answers: dict[str, Answer] = {}
@@ -167,7 +142,7 @@ class Engine:
         self.raise_if_dead()
         if self._tiers is not None:
             for transfers in self._tiers.plan_flush():
-                self.runner.execute(_transfer_plan(transfers))
+                self._pipeline.transfer(StepPlan(0, (), (), (), (), transfers=transfers))
 
     def tier_stats(self) -> TierStats | None:
         """Return what host memory and disk hold and what was moved; None where there is neither."""
@@ -179,8 +154,12 @@ class Engine:
             return
         self._is_closed = True
         if self._failure is None:
+            for request_id in list(self._callers):
+                self.abort(request_id)
+            self._drain()
             self.flush_cache()
             self._failure = EngineDeadError("it was closed")
+        self._pipeline.close()
         if self._tiers is not None:
             self._tiers.close()
 
@@ -192,26 +171,30 @@ class Engine:
     # A step
 
     def step(self) -> list[RequestOutput]:
-        """Run one step and return, for each request that got a token, what is new of it.
+        """Take in one step and return, for each request that got a token, what is new of it.
 
-        Raises EngineDeadError when the step fails, with its cause; every later call then does too.
+        Up to `async_depth` further steps are planned and launched before, so that they run while this one's tokens
+        become text. Raises EngineDeadError when a step fails, with its cause; every later call then does too.
         """
         self.raise_if_dead()
         if not self.has_unfinished_requests():
             return []
         self._is_stepping = True
         try:
-            plan = self.scheduler.schedule()
-            if not plan.request_ids:
-                self._wait_for_loads(plan)
+            self._launch()
+            if self._pipeline.num_launched == 0:
+                self._wait_for_loads()
                 return []
-            result = self.runner.execute(plan)
+            plan, result = self._pipeline.take()
             if self._tiers is not None:
                 self._tiers.note_step(plan.num_tokens, result.seconds)
-            updates = self.scheduler.update(plan, result)
-            return self._report(plan, result, updates)
+            outputs = self._report(plan, result, self.scheduler.update(plan, result))
+            if not self.has_unfinished_requests():
+                self._drain()
+            return outputs
         except BaseException as error:
             self._failure = error
+            self._pipeline.close()
             self._callers.clear()
             self._answers.clear()
             if isinstance(error, Exception):
@@ -222,12 +205,28 @@ class Engine:
             while self._aborts_asked:
                 self.abort(self._aborts_asked.pop())
 
-    def _wait_for_loads(self, plan: StepPlan) -> None:
+    def _launch(self) -> None:
+        """Launch steps until there are enough, or until what is in flight must come back before more can be planned."""
+        while not self._pipeline.is_full:
+            plan = self.scheduler.schedule()
+            if not plan.request_ids:
+                if plan.transfers is not None:
+                    self._pipeline.transfer(plan)
+                return
+            self._pipeline.launch(plan)
+
+    def _wait_for_loads(self) -> None:
         """Let a step pass in which nothing can be computed before something has been loaded."""
-        assert self._tiers is not None, f"{len(self._answers)} requests are unfinished and none can run"
-        if plan.transfers is not None:
-            self.runner.execute(_transfer_plan(plan.transfers))
-        self._tiers.wait(LOAD_WAIT_SECONDS)
+        assert self.scheduler.loads, f"{len(self._answers)} requests are unfinished and none can run"
+        wait = time.sleep if self._tiers is None else self._tiers.wait
+        wait(WAIT_FOR_LOADS_SECONDS)
+
+    def _drain(self) -> None:
+        """Take in what was launched before the last request ended: nobody waits for it, but it holds blocks."""
+        while self._pipeline.num_launched:
+            plan, result = self._pipeline.take()
+            updates = self.scheduler.update(plan, result)
+            assert not updates, f"{len(updates)} requests got tokens, all had ended"
 
     def _report(self, plan: StepPlan, result: StepResult, updates: list[RequestUpdate]) -> list[RequestOutput]:
         if result.prompt_logprobs:
@@ -264,7 +263,8 @@ class Engine:
         for request_id, start in zip(plan.request_ids, plan.num_computed_tokens, strict=True):
             answer = self._answers.get(request_id)
             positions = result.prompt_logprobs.get(request_id)
-            if answer is not None and positions:
+            # A step that was launched before may have had another request of that id, aborted meanwhile.
+            if answer is not None and positions and plan.step_id >= answer.first_step_id:
                 answer.caller.take_prompt_logprobs(start, positions, self._decode_token)
 
     # A request is checked and handed to the scheduler
@@ -275,6 +275,7 @@ class Engine:
         _check_text("cache_salt", prompt.cache_salt)
         token_ids = self.tokenize(prompt.prompt)
         self._check_token_ids(token_ids)
+        self._check_structured_outputs(prompt.sampling)
         caller = CallerRequest(
             request_id=prompt.request_id,
             prompt=text,
@@ -313,6 +314,13 @@ class Engine:
                 f"prompt, or raise max_model_len if the model reaches further"
             )
         self.scheduler.coordinator.check_prompt(len(token_ids))
+
+    def _check_structured_outputs(self, sampling: SamplingParams) -> None:
+        if sampling.structured_outputs is None:
+            return
+        if self._grammars is None:
+            raise RequestError("structured_outputs can't be used: this engine was put together without grammars")
+        self._grammars.check(sampling.structured_outputs)
 
     def _submit(self, caller: CallerRequest) -> None:
         # Drawn only now: a request that was refused changes nothing for the next one.
@@ -355,7 +363,8 @@ class Engine:
             self._fast_tokenizer, caller.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
         )
         stops = StopStrings(sampling.stop, include_in_text=sampling.include_stop_str_in_output)
-        return Answer(caller, index, request, Detokenizer(stream, stops, min_tokens=sampling.min_tokens))
+        detokenizer = Detokenizer(stream, stops, min_tokens=sampling.min_tokens)
+        return Answer(caller, index, request, detokenizer, first_step_id=self.scheduler.stats.num_steps)
 
     def _decode_one(self, token_id: int) -> str:
         return self._fast_tokenizer.decode([token_id], skip_special_tokens=False)
@@ -363,11 +372,6 @@ class Engine:
     def _now(self) -> float:
         # Seconds since the epoch that never run backwards while the process lives.
         return self._wall_offset + time.monotonic()
-
-
-def _transfer_plan(transfers: TransferPlan) -> StepPlan:
-    """Return a plan that moves bytes and computes nothing."""
-    return StepPlan(0, (), (), (), (), transfers=transfers)
 
 
 def _as_token_ids(token_ids: Sequence[int]) -> list[int]:

@@ -42,18 +42,18 @@ def plan_memory(
     max_model_len: int,
     max_num_seqs: int,
     max_num_scheduled_tokens: int,
+    num_draft_slots: int = 0,
 ) -> MemoryPlan:
     """Size the pools so that one longest request fits, and beyond that equally many typical ones in every group.
 
+    num_draft_slots: tokens guessed ahead of one request, each of which takes a recurrent state.
     Raises CapacityError, naming the bytes that would do, when not even the windows of one request fit.
     """
     longest = _num_blocks(groups, max_model_len, chunk_tokens=max_num_scheduled_tokens)
+    longest = _with_states(groups, longest, num_draft_slots)
     typical = _num_blocks(groups, _typical_tokens(groups, max_model_len), chunk_tokens=max_num_scheduled_tokens)
-    # A request runs on one recurrent state; its checkpoints are what more of them are for.
-    typical = [
-        count + (TYPICAL_CHECKPOINTS if group.block_size == ENDLESS else 0)
-        for group, count in zip(groups, typical, strict=True)
-    ]
+    # A request runs on one recurrent state; its drafts and its checkpoints are what more of them are for.
+    typical = _with_states(groups, typical, num_draft_slots + TYPICAL_CHECKPOINTS)
     null_bytes = sum(group.block_bytes for group in groups)
     spare = memory_bytes - null_bytes - _bytes(groups, longest)
     if spare < 0:
@@ -111,6 +111,14 @@ def _num_blocks(groups: Sequence[Group], num_tokens: int, *, chunk_tokens: int) 
             num_tokens, chunk_tokens=chunk_tokens
         )
         for group in groups
+    ]
+
+
+def _with_states(groups: Sequence[Group], num_blocks: Sequence[int], num_states: int) -> list[int]:
+    """Add recurrent states where a block is one."""
+    return [
+        count + (num_states if group.block_size == ENDLESS else 0)
+        for group, count in zip(groups, num_blocks, strict=True)
     ]
 
 

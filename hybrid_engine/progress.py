@@ -37,8 +37,13 @@ class SchedulerStats:
         return sum(self.preemptions.values())
 
 
-def append_tokens(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
-    """Let an answer grow; return the tokens up to the one that ends it, and why it ended."""
+def append_tokens(
+    request: Request, token_ids: tuple[int, ...], runners_reason: str | None = None
+) -> tuple[tuple[int, ...], str | None]:
+    """Let an answer grow; return the tokens up to the one that ends it, and why it ended.
+
+    runners_reason: that the last of them ends it because its grammar allows no other.
+    """
     request.num_placeholders -= 1
     known, stops, most = request.token_ids, request.stop_token_ids, request.max_total_tokens
     for count, token_id in enumerate(token_ids, start=1):
@@ -47,8 +52,9 @@ def append_tokens(request: Request, token_ids: tuple[int, ...]) -> tuple[tuple[i
         if token_id in stops or len(known) >= most:
             reason = finish_reason(request, token_id)
             if reason is not None:
-                return token_ids[:count], reason
-    return token_ids, None
+                is_last = count == len(token_ids)
+                return token_ids[:count], runners_reason if is_last and runners_reason and reason != "stop" else reason
+    return token_ids, runners_reason
 
 
 def finish_reason(request: Request, token_id: int) -> str | None:
@@ -62,7 +68,7 @@ def finish_reason(request: Request, token_id: int) -> str | None:
 def stop_token(request: Request, reason: str) -> int | None:
     """Return the stop token that ended an answer; None for an end-of-text token, and where none did."""
     last = request.token_ids[-1]
-    return last if reason == "stop" and last not in request.eos_token_ids else None
+    return last if reason == "stop" and last in request.stop_token_ids - request.eos_token_ids else None
 
 
 def keep_computed(coordinator: Coordinator, request: Request) -> None:

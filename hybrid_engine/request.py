@@ -81,6 +81,7 @@ class Request:
 
     # Slots, since dictionaries of so many entries share no keys and are slow.
     __slots__ = (
+        "__weakref__",
         "_hasher",
         "_next_hash_at",
         "arrival_time",
@@ -95,7 +96,9 @@ class Request:
         "max_total_tokens",
         "message_boundaries",
         "min_total_tokens",
+        "num_accepted_drafts",
         "num_computed_tokens",
+        "num_drafts",
         "num_in_flight_tokens",
         "num_overtaken",
         "num_placeholders",
@@ -162,12 +165,16 @@ class Request:
         self.draft_after = NEVER
         """Tokens, placeholders counted, at which it waits until all are known, to draft again."""
         self.finish_reason: str | None = None
-        """'stop', 'length' or 'abort'."""
+        """'stop', 'length', 'abort' or 'error'."""
         self.stop_reason: int | str | None = None
         """The stop token or stop string; None for an end-of-text token."""
         self.num_preemptions = 0
         self.num_tokens_lost = 0
         """Tokens computed when it was last preempted."""
+        self.num_drafts = 0
+        """Tokens guessed ahead and verified."""
+        self.num_accepted_drafts = 0
+        """Those of them that were right."""
         self.num_overtaken = 0
         """Steps in which others were admitted before it since it had no place."""
         self.shortage: Shortage | None = None

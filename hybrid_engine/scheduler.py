@@ -384,7 +384,7 @@ class Scheduler:
             status, reason = request.status, None
             token_ids = sampled.get(request.request_id)
             if token_ids and status is not RequestStatus.FINISHED:
-                token_ids, reason = append_tokens(request, token_ids)
+                token_ids, reason = append_tokens(request, token_ids, result.finished.get(request.request_id))
                 updates.append(RequestUpdate(request, token_ids, reason))
             keep_computed(self.coordinator, request)
             if reason is not None:

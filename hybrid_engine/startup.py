@@ -12,15 +12,18 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
+from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers
 from hybrid_engine.connectors.setup import open_connector, with_folder_key
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.detokenizer import fast_tokenizer
+from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
 from hybrid_engine.groups.spec import group_layers
@@ -29,8 +32,12 @@ from hybrid_engine.models.registry import describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.speculation.adaptive import AdaptiveDrafter
+from hybrid_engine.speculation.draft_model import DraftModelDrafter
+from hybrid_engine.speculation.ngram import NgramDrafter
+from hybrid_engine.structured import Grammars
 from hybrid_engine.tokenizer import load_tokenizer
-from hybrid_engine.weights import open_checkpoint
+from hybrid_engine.weights import Checkpoint, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +47,10 @@ DEFAULT_MEMORY_SHARE = 4
 """The caches take this part (a quarter) of the free memory when no size is given …"""
 MAX_DEFAULT_MEMORY_BYTES = 4 * 2**30
 """… but not more than this."""
+DRAFT_MEMORY_SHARE = 4
+"""A draft model's caches take this part (a quarter) of the other's when no size is given."""
+VERIFICATION_COST = 0.08
+"""What another token in a step costs, as a share of the step."""
 
 
 class EngineSettings(TypedDict, total=False):
@@ -68,6 +79,10 @@ class EngineSettings(TypedDict, total=False):
     """Tokens computed in one step, over all requests."""
     long_prefill_token_threshold: int
     """Tokens that one request may compute in a step; 0: as many as the step has room for."""
+    async_depth: int | None
+    """Steps launched beyond the one that is waited for; None: 1 on a GPU, 0 on a CPU, which plans no faster by it."""
+    speculative: SpeculativeConfig | None
+    """How tokens are guessed ahead; None: they are not."""
     num_threads: int | None
     """Threads of the kernels, for the whole process; None: as torch has it."""
     seed: int
@@ -85,6 +100,7 @@ class EngineConfig:
     max_model_len: int | None = None
     num_threads: int | None = None
     seed: int = 0
+    speculative: SpeculativeConfig | None = None
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
@@ -96,6 +112,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}, must be at least 1, or None")
+        if self.speculative is not None and not isinstance(self.speculative, SpeculativeConfig):
+            raise ConfigError(f"speculative is {self.speculative!r}, must be a SpeculativeConfig, or None")
 
 
 # The caller's name for a setting and, where it differs, the config's own.
@@ -112,6 +130,7 @@ SCHEDULER_SETTINGS = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_scheduled_tokens",
     "long_prefill_token_threshold": "long_prefill_token_threshold",
+    "async_depth": "async_depth",
 }
 
 
@@ -130,6 +149,10 @@ def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> Engine
         given["disk_cache"] = str(given["disk_cache"])
     cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
     scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
+    if scheduler.get("async_depth", 0) is None:
+        del scheduler["async_depth"]
+    if isinstance(given.get("speculative"), SpeculativeConfig):
+        scheduler["draft_slots"] = given["speculative"].num_speculative_tokens
     return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
 
 
@@ -170,6 +193,7 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
         max_model_len=wanted_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_scheduled_tokens=config.scheduler.max_num_scheduled_tokens,
+        num_draft_slots=config.scheduler.draft_slots,
     )
     capacity = Coordinator(memory.groups, memory.num_blocks, config=config.cache).capacity_tokens
     if config.max_model_len is not None and capacity < config.max_model_len:
@@ -194,23 +218,90 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
     model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
+    eos_token_ids = plan.info.eos_token_ids
+    grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)
     coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=cache)
     connector = open_connector(cache, coordinator, model=model, model_config=checkpoint.config)
     runner = ModelRunner(
-        model, plan.memory.groups, plan.memory.num_blocks, store=connector.store if connector else None
+        model,
+        plan.memory.groups,
+        plan.memory.num_blocks,
+        grammars=grammars,
+        store=connector.store if connector else None,
     )
+    drafter = None if config.speculative is None else _make_drafter(config.speculative, config, plan, tokenizer)
     engine = Engine(
-        Scheduler(config.scheduler, coordinator, connector=connector),
+        Scheduler(config.scheduler, coordinator, connector=connector, drafter=drafter),
         runner,
         tokenizer,
         vocab_size=plan.info.vocab_size,
         max_model_len=plan.max_model_len,
-        eos_token_ids=plan.info.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         seed=config.seed,
         tiers=connector,
+        grammars=grammars,
     )
     return engine, plan
+
+
+def _make_drafter(
+    speculative: SpeculativeConfig, config: EngineConfig, plan: EnginePlan, tokenizer: PreTrainedTokenizerBase
+) -> Drafter:
+    """Make what guesses ahead, the draft model with an engine of its own loaded."""
+    if speculative.model is None:
+        drafter: Drafter = NgramDrafter(
+            min_tokens=speculative.prompt_lookup_min, max_tokens=speculative.prompt_lookup_max
+        )
+        return AdaptiveDrafter(drafter, cost=VERIFICATION_COST)
+    checkpoint = open_checkpoint(speculative.model)
+    draft_info = describe_model(dict(checkpoint.config))
+    _check_vocabulary(speculative.model, draft_info, plan.info, tokenizer, checkpoint)
+    memory_bytes = speculative.draft_cache_memory_bytes or plan.memory.used_bytes // DRAFT_MEMORY_SHARE
+    draft_config = replace(
+        config,
+        model=speculative.model,
+        dtype="auto",
+        max_model_len=min(plan.max_model_len, draft_info.max_position_embeddings),
+        cache=replace(config.cache, memory_bytes=memory_bytes),
+        scheduler=replace(config.scheduler, async_depth=0, draft_slots=0),
+    )
+    try:
+        draft_plan = plan_engine(checkpoint.config, draft_config)
+    except CapacityError as error:
+        raise CapacityError(f"draft model {speculative.model}: {error} (draft_cache_memory_bytes)") from error
+    model = load_model(checkpoint, dtype=draft_plan.dtype, device="cpu")
+    coordinator = Coordinator(draft_plan.memory.groups, draft_plan.memory.num_blocks, config=draft_config.cache)
+    drafter = DraftModelDrafter(
+        Scheduler(draft_config.scheduler, coordinator),
+        ModelRunner(model, draft_plan.memory.groups, draft_plan.memory.num_blocks),
+        max_model_len=draft_plan.max_model_len,
+    )
+    # A draft reads all weights of the draft model, a step without drafts all weights of the other.
+    share = draft_info.num_parameters / plan.info.num_parameters
+    return AdaptiveDrafter(drafter, cost=VERIFICATION_COST + share)
+
+
+def _check_vocabulary(
+    path: str | Path,
+    draft_info: ModelInfo,
+    info: ModelInfo,
+    tokenizer: PreTrainedTokenizerBase,
+    checkpoint: Checkpoint,
+) -> None:
+    """Raise ConfigError unless a token id means the same to both models."""
+    if draft_info.vocab_size != info.vocab_size:
+        raise ConfigError(
+            f"the draft model {path} has a vocabulary of {draft_info.vocab_size:,} tokens, the model one of "
+            f"{info.vocab_size:,}: a draft model must have the same one"
+        )
+    theirs, ours = load_tokenizer(Path(checkpoint.path)).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        differing = sorted(theirs.items() ^ ours.items(), key=lambda item: item[1])
+        raise ConfigError(
+            f"the draft model {path} has another tokenizer: {len(differing):,} entries differ, such as "
+            f"{differing[0][0]!r} = {differing[0][1]}; a draft model must have the same vocabulary"
+        )
 
 
 def read_model_config(model: str | Path) -> dict[str, Any]:

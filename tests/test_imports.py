@@ -14,7 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("hybrid_engine", "kernels", "models")
 PUBLIC = {
     "hybrid_engine",
-    *(f"hybrid_engine.{name}" for name in ("LLM", "RequestOutput", "SamplingParams", "__version__")),
+    *(
+        f"hybrid_engine.{name}"
+        for name in (
+            "LLM",
+            "RequestOutput",
+            "SamplingParams",
+            "SpeculativeConfig",
+            "StructuredOutputsParams",
+            "__version__",
+        )
+    ),
 }
 
 # For every part, the parts of ours that it may import besides itself. Arrows point one way: down this table is up the
@@ -79,11 +89,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"errors"},
     "weights": {"errors"},
     "models": {"errors", "groups.spec", "kernels", "weights"},
-    "runner": {"errors", "groups.spec", "kernels", "models", "sampling_params", "step_plan", "transfer_plan"},
+    "structured": {"errors", "sampling_params"},
+    "runner": {
+        "errors",
+        "groups.spec",
+        "kernels",
+        "models",
+        "sampling_params",
+        "step_plan",
+        "structured",
+        "transfer_plan",
+    },
     "tokenizer": {"errors", "weights"},
     "detokenizer": {"errors"},
     "outputs": {"explanation", "step_plan"},
     "in_flight": {"detokenizer", "outputs", "request", "sampling_params", "scheduler", "step_plan"},
+    "step_pipeline": {"step_plan"},
     "engine": {
         "connectors.tiered",
         "detokenizer",
@@ -93,9 +114,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "sampling_params",
         "scheduler",
+        "step_pipeline",
         "step_plan",
+        "structured",
     },
-    "startup": BOOKKEEPING | {"connectors", "engine", "models", "runner", "tokenizer", "weights"},
+    # Its draft model is an engine of its own, given to it ready to run.
+    "speculation": {"drafting", "request", "sampling_params", "scheduler", "step_pipeline", "step_plan"},
+    "startup": BOOKKEEPING
+    | {"connectors", "detokenizer", "drafting", "engine", "models", "runner", "speculation", "structured"}
+    | {"tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "message_boundaries": set(),
@@ -112,7 +139,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "startup",
         "stream",
     },
-    "": {"llm", "outputs", "sampling_params"},
+    "": {"config", "llm", "outputs", "sampling_params"},
     "prefill_worker": API,
     "disaggregated": API | {"inputs"},
     "chat": API,

@@ -73,6 +73,25 @@ def tiers(
     _show(bench.run(model=model, num_rounds=rounds, num_threads=threads), json, markdown)
 
 
+@app.command()
+def speculation(
+    model: ModelOption = None,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = None,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Most tokens guessed ahead in a step.", min=1)] = 5,
+    draft_model: Annotated[Path | None, typer.Option(help="A smaller checkpoint that guesses, not n-grams.")] = None,
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Speed with and without tokens guessed ahead, where an answer copies and where it doesn't."""
+    from hybrid_engine.bench import speculation as bench
+    from hybrid_engine.config import SpeculativeConfig
+
+    method = "ngram" if draft_model is None else "draft_model"
+    config = SpeculativeConfig(method, num_speculative_tokens, draft_model)
+    _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, speculative=config), json, markdown)
+
+
 @app.command(name="all")
 def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
     """All of the above, one after the other."""

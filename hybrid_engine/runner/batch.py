@@ -40,10 +40,12 @@ class PackedBatch:
     """int64 [R]."""
     starts: np.ndarray
     """int64 [R + 1], token offset of each request, then T."""
+    num_drafts: np.ndarray
+    """int64 [R], how many of each request's tokens are drafts: its last ones."""
 
 
 class BlockTables:
-    """The block tables of one group, by row. In a state group each has one entry, the request's working slot."""
+    """The block tables of one group, by row. In a state group: the request's working slot, then its draft slots."""
 
     def __init__(self, group: Group, num_blocks: int) -> None:
         """num_blocks: usable ones; the null block comes on top."""
@@ -83,11 +85,16 @@ class BlockTables:
         )
         return self._ids[rows, : -(-int(num_keys.max()) // block_size)]
 
-    def working_slots(self, rows: np.ndarray) -> np.ndarray:
-        """Return the slot that each of these rows' state lies in."""
-        slots, lengths = self._ids[rows, 0], self._lengths[rows]
-        assert (lengths == 1).all(), f"{lengths.tolist()} working states, group {self.group.group_id}"
-        assert (slots != NULL_BLOCK_ID).all(), f"the null slot as a working state, group {self.group.group_id}"
+    def state_slots(self, rows: np.ndarray, num_drafts: np.ndarray) -> np.ndarray:
+        """Return the slots of these rows: the working one first, then those of so many drafts."""
+        lengths = self._lengths[rows]
+        assert (lengths > num_drafts).all(), (
+            f"{lengths.tolist()} state slots for one working state each and {num_drafts.tolist()} drafts, "
+            f"group {self.group.group_id}"
+        )
+        slots = self._ids[rows, : 1 + int(num_drafts.max())]
+        is_used = np.arange(slots.shape[1]) <= num_drafts[:, None]
+        assert (slots[is_used] != NULL_BLOCK_ID).all(), f"the null slot for a state, group {self.group.group_id}"
         return slots
 
 
@@ -118,6 +125,10 @@ class BatchState:
         found = self._samplings[row]
         assert found is not None, f"no request in row {row}"
         return found
+
+    def num_tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many tokens are known of the requests in these rows: int64 [R]."""
+        return self._num_tokens[rows]
 
     def token_ids(self, row: int, start: int, end: int) -> np.ndarray:
         """Return known tokens [start, end) of the request in a row."""
@@ -183,7 +194,8 @@ class BatchState:
         rows = np.array([self._find_row(request_id) for request_id in plan.request_ids])
         num_queries = np.array(plan.num_scheduled_tokens)
         num_keys = np.array(plan.num_computed_tokens) + num_queries
-        self._check(plan, rows, num_queries, num_keys)
+        num_drafts = self._put_drafts(plan, rows)
+        self._check(plan, rows, num_queries, num_keys, num_drafts)
         starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(num_queries, out=starts[1:])
         # Token t of request r stands at num_keys[r] - (starts[r + 1] - t).
@@ -195,7 +207,7 @@ class BatchState:
             token_ids_T=self._tensor(token_ids_T),
             positions_T=self._tensor(positions_T),
             metas=tuple(
-                self._state_meta(tables, plan, rows)
+                self._state_meta(tables, plan, rows, num_drafts)
                 if isinstance(tables.group.spec, MambaSpec)
                 else AttentionMeta(
                     query_starts, num_keys_R, *self._locate(tables, rows, num_keys, requests_T, positions_T)
@@ -204,7 +216,24 @@ class BatchState:
             ),
             rows=rows,
             starts=starts,
+            num_drafts=num_drafts,
         )
+
+    def _put_drafts(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:
+        """Write each request's drafts behind its known tokens, to which they do not belong yet; return their counts."""
+        num_drafts = np.zeros(len(rows), np.int64)
+        for index, drafts in enumerate(plan.draft_token_ids):
+            if not drafts:
+                continue
+            row, num_drafts[index] = rows[index], len(drafts)
+            assert plan.is_sampled[index], f"{plan.request_ids[index]} has drafts behind tokens not yet computed"
+            assert 0 <= min(drafts) <= max(drafts) < self.vocab_size, (
+                f"{plan.request_ids[index]} has drafts {drafts}, the vocabulary has {self.vocab_size}"
+            )
+            start, end = self._num_tokens[row], self._num_tokens[row] + len(drafts)
+            self._token_ids = _grown(self._token_ids, len(self._token_ids), end)
+            self._token_ids[row, start:end] = drafts
+        return num_drafts
 
     def _locate(
         self,
@@ -224,10 +253,14 @@ class BatchState:
         )
         return self._tensor(block_tables_RB), self._tensor(blocks_T * block_size + positions_T % block_size)
 
-    def _state_meta(self, tables: BlockTables, plan: StepPlan, rows: np.ndarray) -> StateMeta:
-        """Return where one group's states lie, and which are to be kept on the way."""
+    def _state_meta(self, tables: BlockTables, plan: StepPlan, rows: np.ndarray, num_drafts: np.ndarray) -> StateMeta:
+        """Return where one group's states lie, and which are to be kept on the way: those asked for, and one a draft.
+
+        The state before a draft goes to the draft's slot, since that is where a request goes on if it is rejected.
+        """
+        slots = tables.state_slots(rows, num_drafts)
         index_of = {request_id: index for index, request_id in enumerate(plan.request_ids)}
-        captures = []
+        captures: list[tuple[int, int, int]] = []
         for capture in plan.state_captures:
             if capture.group_id == tables.group.group_id:
                 index = index_of[capture.request_id]
@@ -237,16 +270,28 @@ class BatchState:
                     f"from {plan.num_computed_tokens[index]} on"
                 )
                 captures.append((index, num_tokens, capture.target_id))
+        for index in np.flatnonzero(num_drafts).tolist():
+            num_known = plan.num_scheduled_tokens[index] - int(num_drafts[index])
+            captures += [
+                (index, num_known + draft, int(slots[index, draft + 1])) for draft in range(int(num_drafts[index]))
+            ]
         return StateMeta.build(
             num_queries=plan.num_scheduled_tokens,
-            slots=tables.working_slots(rows).tolist(),
+            slots=slots[:, 0].tolist(),
             has_history=[num_tokens > 0 for num_tokens in plan.num_computed_tokens],
             captures=captures,
             device=self.device,
         )
 
-    def _check(self, plan: StepPlan, rows: np.ndarray, num_queries: np.ndarray, num_keys: np.ndarray) -> None:
-        num_tokens = self._num_tokens[rows]
+    def _check(
+        self,
+        plan: StepPlan,
+        rows: np.ndarray,
+        num_queries: np.ndarray,
+        num_keys: np.ndarray,
+        num_drafts: np.ndarray,
+    ) -> None:
+        num_tokens = self._num_tokens[rows] + num_drafts
         assert len(set(plan.request_ids)) == len(rows), f"a request stands twice in {plan.request_ids}"
         assert (num_queries > 0).all(), f"chunks of {num_queries.tolist()} tokens"
         # One computed past its last known token, or sampled elsewhere than at it, is wrong.
@@ -260,16 +305,15 @@ class BatchState:
 
     # What a step found
 
-    def append_tokens(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Put one sampled token behind the known tokens of each row."""
-        positions = self._num_tokens[rows]
-        self._token_ids = _grown(self._token_ids, len(self._token_ids), int(positions.max()) + 1)
-        self._token_ids[rows, positions] = token_ids
-        self._num_tokens[rows] += 1
-        for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            counts = self.sampling(row).counts
-            if counts is not None:
-                counts.add(token_id)
+    def append_tokens(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
+        """Put each row's new tokens behind its known ones."""
+        counts = np.array([len(tokens) for tokens in token_ids])
+        starts = np.cumsum(counts) - counts
+        rows_X = np.repeat(rows, counts)
+        positions_X = self._num_tokens[rows_X] + np.arange(len(rows_X)) - np.repeat(starts, counts)
+        self._token_ids = _grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
+        self._token_ids[rows_X, positions_X] = np.concatenate(token_ids)
+        self._num_tokens[rows] += counts
 
 
 def _grown(array: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:

@@ -51,6 +51,12 @@ class CacheTensors:
             for layer_index in self.groups[copy.group_id].layer_indices:
                 _copy(self.layers[layer_index], copy)
 
+    def copy_states(self, group_id: int, source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
+        """Copy whole states of a state group in every layer, all at once: no target may be a source."""
+        for layer_index in self.groups[group_id].layer_indices:
+            for tensor_S in vars(self.layers[layer_index]).values():
+                tensor_S[list(target_ids)] = tensor_S[list(source_ids)]
+
     def poison(self, group_id: int, block_ids: Sequence[int], value: float) -> None:
         """Overwrite whole blocks, the null block too if asked, so that a test sees who reads what nobody wrote."""
         for layer_index in self.groups[group_id].layer_indices:

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybrid_engine.groups.spec import Group
+from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels import native
 from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.transfers import ByteStore, Transfers
+from hybrid_engine.runner.verification import choose_tokens
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
+from hybrid_engine.structured import Grammars
 
 MAX_LOGITS_BYTES = 64 << 20
 """Prompt log-probabilities need logits at every token; they are made in slices of at most so many bytes."""
@@ -35,11 +37,13 @@ class ModelRunner:
         device: torch.device | str = "cpu",
         eos_token_ids: Iterable[int] | None = None,
         store: ByteStore | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """num_blocks: usable blocks of each group; the null block comes on top.
 
         store: what plans' transfers go to and come from; None: no plan has any.
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
+        grammars: of the model's tokenizer; None: no request asks for structured outputs.
         Raises CapacityError when the cache memory can't be had.
         """
         # All at once and before the first request, who would else wait for a compiler.
@@ -54,6 +58,7 @@ class ModelRunner:
         self._sampler = Sampler(
             model.info.vocab_size,
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            grammars=grammars,
         )
         self._batch = BatchState(groups, num_blocks, vocab_size=model.info.vocab_size, device=device)
         self.num_steps_total = 0
@@ -101,24 +106,49 @@ class ModelRunner:
             self._transfers.start(load)
 
     def _sample(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
+        """Choose what each request goes on with, drafts verified, and put its states back behind the last accepted."""
         sampled = np.flatnonzero(plan.is_sampled)
         if len(sampled) == 0:
             return
-        if len(sampled) < len(hidden_TE):
-            last_tokens = torch.from_numpy(packed.starts[sampled + 1] - 1)
-            hidden_TE = hidden_TE[last_tokens.to(hidden_TE.device)]
-        logits_RV = self.model.logits(hidden_TE).cpu().numpy()
+        # Logits behind the last known token and behind each draft.
+        num_logits = 1 + packed.num_drafts[sampled]
+        ends = np.cumsum(num_logits)
+        if ends[-1] < len(hidden_TE):
+            shifts = packed.starts[sampled + 1] - ends
+            wanted_X = torch.from_numpy(np.arange(ends[-1]) + np.repeat(shifts, num_logits))
+            hidden_TE = hidden_TE[wanted_X.to(hidden_TE.device)]
+        logits_XV = self.model.logits(hidden_TE).cpu().numpy()
         rows = packed.rows[sampled]
         requests = [self._batch.sampling(row) for row in rows.tolist()]
-        # The token after the last computed one.
-        positions = [plan.num_computed_tokens[i] + plan.num_scheduled_tokens[i] for i in sampled.tolist()]
-        token_ids_R = self._sampler.sample(logits_RV, requests, positions)
-        self._batch.append_tokens(rows, token_ids_R)
-        for row, (request, token_id) in enumerate(zip(requests, token_ids_R.tolist(), strict=True)):
-            result.sampled[request.request_id] = (token_id,)
+        drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
+        positions = self._batch.num_tokens(rows).tolist()
+        chosen = choose_tokens(self._sampler, logits_XV, requests, positions, drafts)
+        self._batch.append_tokens(rows, chosen)
+        self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))
+        for request, token_ids, start in zip(requests, chosen, (ends - num_logits).tolist(), strict=True):
+            result.sampled[request.request_id] = tuple(token_ids)
+            if request.finish_reason is not None:
+                result.finished[request.request_id] = request.finish_reason
             if request.sampling.logprobs is not None:
-                found = self._sampler.logprobs(logits_RV[row], token_id, request.sampling)
-                result.logprobs[request.request_id] = (found,)
+                result.logprobs[request.request_id] = tuple(
+                    self._sampler.logprobs(logits_V, token_id, request.sampling)
+                    for logits_V, token_id in zip(logits_XV[start : start + len(token_ids)], token_ids, strict=True)
+                )
+
+    def _roll_back(self, packed: PackedBatch, sampled: np.ndarray, num_accepted: np.ndarray) -> None:
+        """Where a draft was rejected, the working slot has consumed it: put the state before it there.
+
+        Keys and values need nothing: what follows overwrites those of rejected drafts before anything reads them.
+        """
+        is_rejected = num_accepted < packed.num_drafts[sampled]
+        if not is_rejected.any():
+            return
+        rejected, num_accepted = sampled[is_rejected], num_accepted[is_rejected]
+        for tables in self._batch.tables:
+            if isinstance(tables.group.spec, MambaSpec):
+                slots = tables.state_slots(packed.rows[rejected], packed.num_drafts[rejected])
+                sources = slots[np.arange(len(rejected)), 1 + num_accepted]
+                self.cache.copy_states(tables.group.group_id, sources.tolist(), slots[:, 0].tolist())
 
     def _find_prompt_logprobs(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
         for index, row in enumerate(packed.rows.tolist()):

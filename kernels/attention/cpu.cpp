@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
 constexpr int64_t SPLIT_ROWS = 16;        // up to so many rows, keys are split among tasks,
 constexpr int64_t SPLIT_KEYS = 512;       // at absolute multiples: a result doesn't depend on a request's neighbours
+constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
+                                          // token as in chunks of one: a verified text is the same to the last bit
 constexpr int64_t SERIAL_WORK = 1 << 18;  // multiplications below which waking other threads costs more than it gives
 
 // Rows whose keys were split: tasks [first_task, end_task).
@@ -24,14 +26,16 @@ struct Merge {
 struct Plan {
     std::vector<Task> tasks;
     std::vector<Merge> merges;
-    int64_t partial_floats = 0, work = 0, most_rows = 0;
+    int64_t partial_floats = 0, work = 0, most_rows = 0, most_few_rows = 0;
 };
 
+// alike_rows: the rows that decide how the tile is computed.
 template <class T>
-void plan_tile(const View<T>& view, Task task, Plan& plan) {
+void plan_tile(const View<T>& view, Task task, int64_t alike_rows, Plan& plan) {
     const int64_t rows = task.num_tokens * view.share();
     const int64_t start = view.lowest(task.position), end = task.position + task.num_tokens;
-    const int64_t step = rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
+    const int64_t step = alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
+    task.is_few = alike_rows <= FEW_ROWS;
     const int64_t first_task = plan.tasks.size();
     task.is_split = (end - 1) / step > start / step;
     for (int64_t key = start; key < end; key = task.end_key) {
@@ -43,7 +47,8 @@ void plan_tile(const View<T>& view, Task task, Plan& plan) {
         if (task.is_split) plan.partial_floats += State::num_floats(rows, view.size);
     }
     if (task.is_split) plan.merges.push_back({first_task, (int64_t)plan.tasks.size()});
-    plan.most_rows = std::max(plan.most_rows, rows);
+    int64_t& most = task.is_few ? plan.most_few_rows : plan.most_rows;
+    most = std::max(most, rows);
 }
 
 // Whether every block that will be read exists.
@@ -67,11 +72,15 @@ Plan make_plan(const View<T>& view) {
     for (int64_t request = 0; request < view.num_requests; request++) {
         const int64_t start = view.query_starts[request], num_tokens = view.query_starts[request + 1] - start;
         const int64_t first_position = view.num_keys[request] - num_tokens;
-        const int64_t step = std::max<int64_t>(1, TASK_ROWS / view.share());
+        const bool is_short = num_tokens <= ALIKE_TOKENS;
+        // Tokens whose sight begins at different keys would pair keys differently than each alone.
+        const bool is_together = view.lowest(first_position) == view.lowest(first_position + num_tokens - 1);
+        const int64_t step = is_short ? (is_together ? num_tokens : 1) : std::max<int64_t>(1, TASK_ROWS / view.share());
         for (int64_t head = 0; head < view.num_kv_heads; head++)
-            for (int64_t token = 0; token < num_tokens; token += step)
-                plan_tile(view, {request, head, start + token, std::min(step, num_tokens - token), first_position + token},
-                          plan);
+            for (int64_t token = 0; token < num_tokens; token += step) {
+                Task task{request, head, start + token, std::min(step, num_tokens - token), first_position + token};
+                plan_tile(view, task, view.share() * (is_short ? 1 : task.num_tokens), plan);
+            }
     }
     return plan;
 }
@@ -106,7 +115,7 @@ bool attend(View<T> view, int num_threads) {
     view.partials = partials.data();
     const int64_t num_tasks = plan.tasks.size(), num_merges = plan.merges.size();
     const int64_t bytes = std::max(ManyRowsScratch<T>::num_bytes(plan.most_rows, view.size),
-                                   FewRowsScratch<T>::num_bytes(view.size));
+                                   FewRowsScratch<T>::num_bytes(plan.most_few_rows, view.size));
 #pragma omp parallel num_threads(num_threads) if (plan.work > SERIAL_WORK)
     {
         thread_local std::vector<char> memory;
@@ -116,8 +125,7 @@ bool attend(View<T> view, int num_threads) {
 #pragma omp for schedule(dynamic)
         for (int64_t i = num_tasks - 1; i >= 0; i--) {
             const Task& task = plan.tasks[i];
-            bool is_few = task.num_tokens * view.share() <= FEW_ROWS;
-            is_few ? attend_few_rows(view, task, aligned) : attend_many_rows(view, task, aligned);
+            task.is_few ? attend_few_rows(view, task, aligned) : attend_many_rows(view, task, aligned);
         }
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < num_merges; i++) merge(view, plan, plan.merges[i]);

@@ -156,14 +156,16 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
 template <class T>
 struct FewRowsScratch {
     // One row more than used, for three rows are scored as four.
-    static int64_t num_bytes(int64_t size) { return (FEW_ROWS + 1) * size * sizeof(T) + State::num_floats(FEW_ROWS, size) * 4; }
+    static int64_t num_bytes(int64_t rows, int64_t size) {
+        return (rows + 1) * size * sizeof(T) + State::num_floats(rows, size) * 4;
+    }
 };
 
 template <class T>
 void attend_few_rows(const View<T>& view, const Task& task, char* memory) {
     const int64_t rows = task.num_tokens * view.share(), size = view.size;
     float* state_memory = (float*)memory;
-    T* q = (T*)(state_memory + State::num_floats(FEW_ROWS, size));
+    T* q = (T*)(state_memory + State::num_floats(rows, size));
     State state = State::at(task.is_split ? view.partials + task.partial : state_memory, rows, size);
     state.clear(rows);
     memset(q + rows * size, 0, size * sizeof(T));

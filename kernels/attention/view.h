@@ -36,6 +36,7 @@ struct View {
 struct Task {
     int64_t request, kv_head, token, num_tokens, position;  // token: in the packed batch; position: of that token
     int64_t first_key, end_key;
+    bool is_few;      // run as few rows, not as many
     bool is_split;    // other tasks have other keys of these rows,
     int64_t partial;  // so the state goes to this place among the view's partials
 };

@@ -7,7 +7,7 @@ from transformers import BambaConfig, BambaForCausalLM, JambaConfig, JambaForCau
 
 from hybrid_engine.groups.spec import MambaSpec, group_layers
 from hybrid_engine.models.registry import load_model
-from hybrid_engine.step_plan import BlockCopy, StateCapture
+from hybrid_engine.step_plan import BlockCopy, StateCapture, StepPlan
 from hybrid_engine.weights import open_checkpoint
 
 PROMPT = [(i * i * 7 + 3 * i) % 99 + 1 for i in range(29)]
@@ -162,9 +162,9 @@ def test_a_state_outside_the_chunk_cannot_be_kept(hand, position):
         hand.step({"a": 3})
 
 
-def test_a_request_with_two_working_states_is_an_error(hand):
+def test_more_drafts_than_slots_for_their_states_are_an_error(hand):
     hand.add("a", PROMPT)
-    hand.step({"a": 4})
-    hand.runner._batch.tables[state_groups(hand)[0]].append(0, [5])
-    with pytest.raises(AssertionError, match=r"\[2\] working states"):
-        hand.step({"a": 4})
+    hand.step({"a": 29})
+    plan = StepPlan(1, ("a",), (29,), (3,), (True,), draft_token_ids=((1, 2),))
+    with pytest.raises(AssertionError, match=r"\[1\] state slots for one working state each and \[2\] drafts"):
+        hand.runner.execute(plan)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hybrid_engine.groups.spec import FullAttentionSpec, Group, SlidingWindowSpec, group_layers
+from hybrid_engine.groups.spec import FullAttentionSpec, Group, MambaSpec, SlidingWindowSpec, group_layers
 from hybrid_engine.models.base import FULL, SLIDING, ForwardBatch, LayerInfo, Model, ModelInfo
 from hybrid_engine.models.layers.rope import Rope
 from hybrid_engine.runner.model_runner import ModelRunner
@@ -132,11 +132,13 @@ class Hand:
         for group_id, table in enumerate(self.tables.pop(request_id)):
             self._free(group_id, [block for block in table if block])
 
-    def step(self, chunks: Mapping[str, int]) -> StepResult:
-        """Compute so many next tokens of each request, sampling those that reach their last."""
-        started, new_blocks = [], []
+    def step(self, chunks: Mapping[str, int], drafts: Mapping[str, Sequence[int]] | None = None) -> StepResult:
+        """Compute so many next tokens of each request, sampling those that reach their last; drafts come on top."""
+        started, new_blocks, drafts = [], [], drafts or {}
+        chunks = {request_id: size + len(drafts.get(request_id, ())) for request_id, size in chunks.items()}
         for request_id, size in chunks.items():
-            new = self._allocate(request_id, self.num_computed[request_id] + size)
+            num_drafts = len(drafts.get(request_id, ()))
+            new = self._allocate(request_id, self.num_computed[request_id] + size, num_drafts)
             if request_id in self.new_ids:
                 started.append(self._start(request_id))
             elif any(new):
@@ -146,7 +148,8 @@ class Hand:
             request_ids=tuple(chunks),
             num_computed_tokens=tuple(self.num_computed[request_id] for request_id in chunks),
             num_scheduled_tokens=tuple(chunks.values()),
-            is_sampled=tuple(self.num_computed[r] + size == len(self.token_ids[r]) for r, size in chunks.items()),
+            is_sampled=tuple(self.num_computed[r] + size >= len(self.token_ids[r]) for r, size in chunks.items()),
+            draft_token_ids=tuple(tuple(drafts.get(request_id, ())) for request_id in chunks) if drafts else (),
             started=tuple(started),
             new_blocks=tuple(new_blocks),
             block_copies=tuple(self.copies),
@@ -156,7 +159,8 @@ class Hand:
         self.ended_ids, self.copies, self.captures, self.step_id = [], [], [], self.step_id + 1
         result = self.runner.execute(plan)
         for request_id, size in chunks.items():
-            self.num_computed[request_id] += size
+            num_rejected = len(drafts.get(request_id, ())) + 1 - len(result.sampled.get(request_id, (0,)))
+            self.num_computed[request_id] += size - num_rejected
             self._release_passed(request_id)
         for request_id, token_ids in result.sampled.items():
             self.token_ids[request_id].extend(token_ids)
@@ -185,10 +189,11 @@ class Hand:
             seed=seed,
         )
 
-    def _allocate(self, request_id: str, num_slots: int) -> tuple[tuple[int, ...], ...]:
+    def _allocate(self, request_id: str, num_slots: int, num_drafts: int) -> tuple[tuple[int, ...], ...]:
         new = []
         for group, free, table in zip(self.groups, self.free, self.tables[request_id], strict=True):
-            count = max(0, -(-num_slots // group.block_size) - len(table))
+            num_states = 1 + num_drafts if isinstance(group.spec, MambaSpec) else 0
+            count = max(0, max(num_states, -(-num_slots // group.block_size)) - len(table))
             new.append(tuple(free.pop() for _ in range(count)))
             table.extend(new[-1])
         return tuple(new)

@@ -129,6 +129,25 @@ def test_neighbours_do_not_change_a_request(problem, dtype, cpu_path):
         case.meta, case.q_THD = meta, q_THD
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"chunk": 500}], ids=["full", "window", "chunk"])
+@pytest.mark.parametrize("heads", [2, 6, 10, 18], ids=lambda heads: f"{heads // 2} rows a token")
+def test_a_token_and_its_drafts_come_out_as_each_alone(problem, dtype, cpu_path, heads, options):
+    if cpu_path == "torch":
+        pytest.skip("torch's products may depend on the batch")
+    num_queries, num_keys = 17, 1031  # across a split of the keys, and the edge of a chunk
+    case = problem(num_queries=[num_queries], num_keys=[num_keys], dtype=dtype, heads=heads, **options)
+    together, meta, q_THD = case.run(), case.meta, case.q_THD
+    for token in range(num_queries):
+        case.q_THD = q_THD[token : token + 1]
+        case.meta = AttentionMeta(
+            query_starts=torch.tensor([0, 1], dtype=torch.int32),
+            num_keys=meta.num_keys - (num_queries - 1 - token),
+            block_tables_RB=meta.block_tables_RB,
+            slots_T=meta.slots_T[token : token + 1],
+        )
+        assert torch.equal(case.run(), together[token : token + 1])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
