@@ -23,7 +23,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
-from hybrid_engine.errors import ConfigError
+from hybrid_engine.errors import ConfigError, EngineDeadError
 from hybrid_engine.inputs import PromptLike, as_prompts, as_sampling
 from hybrid_engine.llm import LLM
 from hybrid_engine.outputs import OutputCollector, RequestOutput
@@ -56,7 +56,7 @@ class DisaggregatedLLM:
         self._worker: PrefillProcess | None = None
         try:
             shared: Any = {**settings, "disk_cache": self._folder, "disk_cache_bytes": handoff_bytes}
-            self._worker = PrefillProcess(model, shared)
+            self._worker = PrefillProcess(model, shared, temporary_folder=self._folder)
             self.llm = LLM(model, **shared)
             self._worker.wait_until_ready()
         except BaseException:
@@ -93,6 +93,8 @@ class DisaggregatedLLM:
     def close(self) -> None:
         """End both processes and give the shared memory back."""
         if self._worker is not None:
+            with suppress(EngineDeadError):
+                self.llm.reset_prefix_cache()  # or it would be flushed to a folder that goes
             self.llm.close()
         self._end()
 
@@ -123,9 +125,16 @@ def _advance(streams: Mapping[int, tuple[DeltaStream, OutputCollector]]) -> list
 class PrefillProcess:
     """The other process, as this one sees it. Should it die, its prompts count as done and are computed here."""
 
-    def __init__(self, model: str | Path, settings: Mapping[str, Any]) -> None:
+    def __init__(self, model: str | Path, settings: Mapping[str, Any], *, temporary_folder: str) -> None:
+        """temporary_folder: removed by the process when it ends, also when this one was killed."""
         command = [sys.executable, "-m", "hybrid_engine.prefill_worker", str(model), json.dumps(settings, default=str)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            [*command, temporary_folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this process: it ends the other one in good order
+        )
         self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._ids = count()
         self._unanswered: set[int] = set()

@@ -1,14 +1,16 @@
-"""Computes prompts for other processes: `python -m hybrid_engine.prefill_worker MODEL SETTINGS`.
+"""Computes prompts for other processes: `python -m hybrid_engine.prefill_worker MODEL SETTINGS [TEMPORARY]`.
 
 SETTINGS are those of `LLM`, as JSON, with a `disk_cache`. Each line on stdin is one prompt, {"id": …,
 "prompt_token_ids": […], "cache_salt": …}; each line on stdout says that one is stored, {"id": …, "error": null}, or why
-it isn't. The first line, {"ready": true}, says that the model is loaded. The end of stdin ends the worker.
+it isn't. The first line, {"ready": true}, says that the model is loaded. The end of stdin ends the worker, which then
+removes the folder TEMPORARY if it is given.
 """
 
 from __future__ import annotations
 
 import json
 import queue
+import shutil
 import sys
 import threading
 from collections.abc import Iterable, Iterator
@@ -69,13 +71,16 @@ def _answer(out: TextIO, **facts: Any) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the worker; returns the exit status."""
-    model, settings = arguments
+    model, settings, *temporary = arguments
     try:
         with LLM(model, **json.loads(settings)) as llm:
             serve_prefills(llm, sys.stdin, sys.stdout)
     except HybridEngineError as error:
         _answer(sys.stdout, ready=False, error=f"{type(error).__name__}: {error}")
         return 1
+    finally:
+        for folder in temporary:
+            shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 

@@ -67,12 +67,12 @@ class EngineSettings(TypedDict, total=False):
     block_size: int
     """Tokens in a cache block (16)."""
     enable_prefix_caching: bool
-    host_cache_bytes: int | str
-    """Host memory for cached prefixes that the caches give up, bytes or a text; 0 (default): none."""
+    host_cache_bytes: int | str | None
+    """Host memory for cached prefixes that the caches give up, bytes or a text; None or 0: none."""
     disk_cache: str | Path | None
     """A folder in which they outlive the process, and that several processes may share; None: none."""
-    disk_cache_bytes: int | str
-    """Most bytes of one model's files in that folder (16 GiB)."""
+    disk_cache_bytes: int | str | None
+    """Most bytes of one model's files in that folder; None: 16 GiB."""
     max_num_seqs: int
     """Requests that run at once."""
     max_num_batched_tokens: int
@@ -143,7 +143,9 @@ def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> Engine
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EngineSettings.__annotations__)}"
             raise ConfigError(f"{name!r} is no setting; {hint}")
     for name in BYTE_SETTINGS:
-        if name in given:
+        if given.get(name, 0) is None:
+            del given[name]
+        elif name in given:
             given[name] = parse_bytes(given[name])
     if given.get("disk_cache") is not None:
         given["disk_cache"] = str(given["disk_cache"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -292,9 +291,13 @@ class DiskTier:
             return batch
 
     def _give_up(self, keys: list[StoreKey], error: OSError) -> None:
-        self._report_once(f"the disk cache in {self.folder} takes nothing more: {error}")
+        # A file that somebody removed half-written says nothing of the disk.
+        is_final = not isinstance(error, FileNotFoundError)
+        self._report_once(
+            f"the disk cache in {self.folder} {'takes nothing more' if is_final else 'lost a file'}: {error}"
+        )
         with self._lock:
-            self._has_failed = True
+            self._has_failed = is_final
             self.num_not_stored += len(self._pending)
             self._pending.clear()
             self._pending_bytes = 0
@@ -304,6 +307,16 @@ class DiskTier:
 def _remove_leftovers(folder: Path) -> None:
     """Remove what processes that are no more had begun to write."""
     for path in folder.glob(f".*{SUFFIX}.*.tmp"):
-        match = re.fullmatch(r"(\d+)\.tmp", path.name.rsplit(f"{SUFFIX}.")[-1])
-        if match is None or not Path(f"/proc/{match[1]}").exists():
+        writer = path.name.removesuffix(".tmp").rpartition(".")[2]
+        if not (writer.isdecimal() and _is_alive(int(writer))):
             path.unlink(missing_ok=True)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True

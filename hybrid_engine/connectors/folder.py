@@ -11,6 +11,7 @@ Two models never share a folder, so that a changed model finds nothing instead o
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Mapping
@@ -20,10 +21,13 @@ from typing import Any
 
 from hybrid_engine.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 KEY_NAME = "hash_key"
 KEY_BYTES = 32
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
+"""To be raised when files are laid out in another way than before."""
 
 
 def read_or_make_key(directory: Path) -> bytes:
@@ -37,6 +41,8 @@ def read_or_make_key(directory: Path) -> bytes:
         if not path.exists():
             _make_key(directory, path)
         key = path.read_bytes()
+        if path.stat().st_mode & 0o077:
+            logger.warning("%s can be read by others, who could then forge cached content: chmod 600 it", path)
     except OSError as error:
         raise ConfigError(
             f"disk_cache is {directory}, which can't be used: {error}; give a folder of your own"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hybrid_engine.groups.spec import MambaSpec
 from hybrid_engine.runner.cache_tensors import CacheTensors
+from hybrid_engine.step_plan import NULL_BLOCK_ID
 from hybrid_engine.transfer_plan import BlockPart
 
 
@@ -38,6 +39,7 @@ class BlockBytes:
     @torch.inference_mode()
     def read_blocks(self, group_id: int, block_ids: Sequence[int]) -> np.ndarray:
         """Return whole blocks, one a row."""
+        assert min(block_ids) > NULL_BLOCK_ID, f"the null block among {block_ids}"
         tensors = self._tensors[group_id]
         ids_X = torch.tensor(block_ids, device=tensors[0].device)
         return torch.cat([_as_bytes(tensor_B.index_select(0, ids_X)) for tensor_B in tensors], dim=1).cpu().numpy()
@@ -45,6 +47,7 @@ class BlockBytes:
     @torch.inference_mode()
     def write_blocks(self, group_id: int, block_ids: Sequence[int], rows: np.ndarray) -> None:
         """Overwrite whole blocks, one from each row."""
+        assert min(block_ids) > NULL_BLOCK_ID, f"the null block among {block_ids}"
         tensors, offset = self._tensors[group_id], 0
         ids_X = torch.tensor(block_ids, device=tensors[0].device)
         for tensor_B in tensors:
@@ -70,6 +73,7 @@ class BlockBytes:
             offset = end
 
     def _slots(self, part: BlockPart) -> list[Tensor]:
+        assert part.block_id > NULL_BLOCK_ID, f"the null block in {part}"
         blocks = [tensor_B[part.block_id] for tensor_B in self._tensors[part.group_id]]
         if isinstance(self._groups[part.group_id].spec, MambaSpec):
             return blocks

@@ -2,8 +2,11 @@
 
 import logging
 import os
+import random
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -187,3 +190,39 @@ def test_the_secret_of_the_files_is_needed_to_use_them(open_disk, caplog):
     store(open_disk(), block(1))
     assert open_disk(secret=b"x" + SECRET[1:]).get(block(1)) is None
     assert "checksum" in caplog.text
+
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from stored_things import SECRET, block, payload
+from hybrid_engine.connectors.disk import DiskTier
+
+tier = DiskTier(Path(sys.argv[1]), secret=SECRET, capacity_bytes=1 << 30)
+for number in range(int(sys.argv[3]), 1_000_000):
+    tier.put(block(number), payload(number, 20_000))
+    if number % 40 == 39:
+        tier.flush()
+        print(number + 1, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_files_and_what_it_had_flushed(open_disk, tmp_path):
+    support, chance = str(Path(__file__).parents[1] / "support"), random.Random(0)
+    num_flushed = 0
+    for _ in range(4):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), support, str(num_flushed)]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert writer.stdout is not None
+        num_flushed = int(next(writer.stdout))
+        time.sleep(chance.random() * 0.05)
+        writer.kill()
+        num_flushed = int([num_flushed, *writer.stdout][-1])
+    tier = open_disk(capacity_bytes=1 << 30)
+    assert {block(number) for number in range(num_flushed)} <= set(tier.keys())
+    for key in tier.keys():  # noqa: SIM118
+        number = int.from_bytes(key.block_hash, "big")
+        assert np.array_equal(tier.get(key), payload(number, 20_000))
+    assert not list(tmp_path.glob(".*"))

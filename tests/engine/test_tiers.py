@@ -77,9 +77,11 @@ def test_a_conversation_goes_on_at_its_exact_end_after_it_was_evicted(model, ids
     assert answers([second]) == answers([ask(make_llm(model), [*history, *ids("more")])])
 
 
-def test_loads_go_on_while_others_run(model):
+@pytest.mark.parametrize("async_depth", [0, 1, 2])
+def test_loads_go_on_while_others_run(model, async_depth):
     prompts = [f"{number}{STORY}" for number in range(4)]
-    llm = make_llm(model, host_cache_bytes="64MiB", max_num_seqs=4, cache_memory_bytes=2 * small_memory(model))
+    settings = {"max_num_seqs": 4, "cache_memory_bytes": 2 * small_memory(model), "async_depth": async_depth}
+    llm = make_llm(model, host_cache_bytes="64MiB", **settings)
     cold = answers(llm.generate(prompts, GREEDY))
     evict(llm)
     evict(llm)
@@ -192,6 +194,7 @@ for number, prompt in enumerate(prompts):
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_writes_leaves_a_cache_that_is_whole(tiny_jamba, tmp_path):
     prompts = [f"{number}. {STORY}" for number in range(20)]
     settings = {"cache_memory_bytes": small_memory(tiny_jamba), "max_model_len": MAX_LEN, "max_num_seqs": 1}
