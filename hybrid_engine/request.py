@@ -162,7 +162,7 @@ class Request:
         self.draft_after = NEVER
         """Tokens, placeholders counted, at which it waits until all are known, to draft again."""
         self.finish_reason: str | None = None
-        """'stop', 'length' or 'abort'."""
+        """'stop', 'length', 'abort' or 'error'."""
         self.stop_reason: int | str | None = None
         """The stop token or stop string; None for an end-of-text token."""
         self.num_preemptions = 0
