@@ -154,15 +154,8 @@ class Scheduler:
     def _launch(self, builder: StepBuilder) -> StepPlan:
         if not builder.requests:
             return builder.build(self.stats.num_steps, ())
-        for request, num_new, is_sampled in zip(
-            builder.requests, builder.num_scheduled, builder.is_sampled, strict=True
-        ):
-            # Last, since who was looked at for this step may have asked for a state on the way.
-            if request.checkpoint_positions:
-                builder.state_captures += self.coordinator.recorder.plan_captures(request, num_new)
-            request.num_in_flight_tokens += num_new
-            if is_sampled:
-                request.num_placeholders += 1
+        # Last, since who was looked at for this step may have asked for a state on the way.
+        builder.mark_launched(self.coordinator.recorder)
         plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids())
         self._launched[plan.step_id] = builder.requests
         self.stats.num_steps += 1
@@ -179,14 +172,19 @@ class Scheduler:
             index += 1
             num_launched = request.num_computed_tokens + request.num_in_flight_tokens
             num_known = len(request.token_ids) + request.num_placeholders
-            # The last token of all is never computed. Drafts in flight: below 1 until it is known how many stay.
-            num_new = min(num_known, request.max_total_tokens - 1) - num_launched
+            # Drafts in flight: below 1 until it is known how many stay.
+            num_new = num_known - num_launched
+            if num_known >= request.max_total_tokens:
+                # The last token of all is never computed.
+                num_new -= 1
             if num_new < 1 or (request.num_placeholders and num_known >= request.draft_after):
                 continue
             if num_new > 1 or builder.draft_slots:
-                num_new = min(num_new, builder.most_new_tokens)
-                if num_new < 1:
+                if builder.most_new_tokens < 1:
                     break
+                # A chunk leaves a token to each request behind it: no decoding request misses a step for a prompt.
+                num_behind = len(running) - index
+                num_new = min(num_new, max(1, builder.most_new_tokens - num_behind * (1 + builder.draft_slots)))
             guess = drafts.get(request.request_id, ()) if drafts else ()
             if guess and (guess := self._make_room_for_drafts(builder, request, guess)):
                 builder.add(request, num_launched, 1 + len(guess), is_sampled=True, drafts=guess)
@@ -377,14 +375,16 @@ class Scheduler:
         counts: Sequence[int] = plan.num_scheduled_tokens
         if plan.draft_token_ids:
             counts = self.drafting.take_in(plan, result, launched)
-        has_ended, sampled = False, result.sampled
+        has_ended, sampled, finished = False, result.sampled, result.finished
         for request, num_new in zip(launched, counts, strict=True):
             request.num_in_flight_tokens -= num_new
             request.num_computed_tokens += num_new
             status, reason = request.status, None
             token_ids = sampled.get(request.request_id)
             if token_ids and status is not RequestStatus.FINISHED:
-                token_ids, reason = append_tokens(request, token_ids, result.finished.get(request.request_id))
+                token_ids, reason = append_tokens(
+                    request, token_ids, finished.get(request.request_id) if finished else None
+                )
                 updates.append(RequestUpdate(request, token_ids, reason))
             keep_computed(self.coordinator, request)
             if reason is not None:

@@ -164,6 +164,26 @@ def test_a_preemption_at_every_possible_step_changes_no_stream(depth):
         assert bench.streams["r"] == expected_stream(tokens(50), 60)
 
 
+def test_nobody_waits_for_a_state_that_a_launched_step_has_passed():
+    bench = Bench([full(), state()], [100, 10], checkpoint_interval=0, async_depth=1)
+    bench.add(tokens(256), "a", max_tokens=9)
+    bench.launch()
+    bench.add([*tokens(256), *tokens(50, 5000)], "b")
+    bench.launch()
+    assert bench.plans[1].request_ids == ("a", "b")
+
+
+def test_a_long_chunk_leaves_a_token_to_each_request_behind_it():
+    bench = Bench([full()], 100, policy="priority", max_num_scheduled_tokens=32)
+    for i in range(3):
+        bench.add(tokens(5, 100 * i), f"low{i}", max_tokens=20, priority=1)
+    bench.step()
+    bench.add(tokens(500, 1000), "long", priority=0)
+    for _ in range(4):
+        bench.step()
+    assert [list(plan.num_scheduled_tokens) for plan in bench.plans[2:]] == [[29, 1, 1, 1]] * 3
+
+
 # Drafts
 
 
@@ -235,7 +255,17 @@ def test_while_drafts_are_in_flight_others_go_on():
     bench.add(tokens(20, 100), "b", max_tokens=60)
     bench.run()
     assert {plan.request_ids for plan in bench.plans} >= {("a",), ("b",)}
-    assert all(len(drafts) in (0, 2) for plan in bench.plans[2:30] for drafts in plan.draft_token_ids)
+    assert bench.scheduler.drafting.num_accepted >= 70  # about two of three tokens of each answer
+
+
+def test_a_request_for_which_there_is_no_guess_runs_ahead():
+    bench = Bench([full()], 40, async_depth=1, draft_slots=2, drafter=FakeDrafter(guesses=0.0))
+    bench.add(tokens(20), max_tokens=60)
+    bench.launch()
+    assert not bench.launch()
+    bench.take_in()
+    assert bench.launch()
+    assert bench.launch()
 
 
 def test_drafts_are_not_found_before_they_are_accepted():
@@ -359,6 +389,17 @@ def test_a_request_without_a_place_is_not_looked_up_again_before_blocks_are_free
     assert len(num_asked) == 1
     bench.run()
     assert bench.streams["second"] == expected_stream(tokens(200, 1000), 1)
+
+
+def test_a_request_without_a_place_is_looked_up_again_once_enough_blocks_were_freed():
+    bench = Bench([full()], 20, watermark=0, enable_prefix_caching=False)
+    bench.add(tokens(100), "short", max_tokens=5)
+    bench.add(tokens(100, 1000), "long", max_tokens=60)
+    bench.add(tokens(100, 2000), "waits", max_tokens=5)
+    while "short" in bench.scheduler.requests:
+        bench.step()
+    bench.step()
+    assert bench.plans[-1].request_ids == ("long", "waits")
 
 
 def test_a_preemption_is_told_in_one_line(caplog):
