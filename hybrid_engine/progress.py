@@ -38,37 +38,29 @@ class SchedulerStats:
 
 
 def append_tokens(
-    request: Request, token_ids: tuple[int, ...], runners_reason: str | None = None
+    request: Request, token_ids: tuple[int, ...], runners_reason: str | None
 ) -> tuple[tuple[int, ...], str | None]:
     """Let an answer grow; return the tokens up to the one that ends it, and why it ended.
 
-    runners_reason: that the last of them ends it because its grammar allows no other.
+    runners_reason: why it ends with the last of them, if its grammar allows no other.
     """
     request.num_placeholders -= 1
     known, stops, most = request.token_ids, request.stop_token_ids, request.max_total_tokens
     for count, token_id in enumerate(token_ids, start=1):
         request.append_token(token_id)
-        # One of them does not end it: a stop token may come too soon.
-        if token_id in stops or len(known) >= most:
-            reason = finish_reason(request, token_id)
-            if reason is not None:
-                is_last = count == len(token_ids)
-                return token_ids[:count], runners_reason if is_last and runners_reason and reason != "stop" else reason
+        if token_id in stops and len(known) >= request.min_total_tokens:
+            return token_ids[:count], "stop"
+        if len(known) >= most:
+            is_last = count == len(token_ids)
+            return token_ids[:count], (runners_reason if is_last else None) or "length"
     return token_ids, runners_reason
-
-
-def finish_reason(request: Request, token_id: int) -> str | None:
-    """Return why an answer ends with its last token; None: it goes on."""
-    num_tokens = len(request.token_ids)
-    if token_id in request.stop_token_ids and num_tokens >= request.min_total_tokens:
-        return "stop"
-    return "length" if num_tokens >= request.max_total_tokens else None
 
 
 def stop_token(request: Request, reason: str) -> int | None:
     """Return the stop token that ended an answer; None for an end-of-text token, and where none did."""
     last = request.token_ids[-1]
-    return last if reason == "stop" and last in request.stop_token_ids - request.eos_token_ids else None
+    is_stop_token = reason == "stop" and last in request.stop_token_ids and last not in request.eos_token_ids
+    return last if is_stop_token else None
 
 
 def keep_computed(coordinator: Coordinator, request: Request) -> None:

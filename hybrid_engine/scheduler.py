@@ -376,14 +376,16 @@ class Scheduler:
         counts: Sequence[int] = plan.num_scheduled_tokens
         if plan.draft_token_ids:
             counts = self.drafting.take_in(plan, result, launched)
-        has_ended, sampled = False, result.sampled
+        has_ended, sampled, finished = False, result.sampled, result.finished
         for request, num_new in zip(launched, counts, strict=True):
             request.num_in_flight_tokens -= num_new
             request.num_computed_tokens += num_new
             status, reason = request.status, None
             token_ids = sampled.get(request.request_id)
             if token_ids and status is not RequestStatus.FINISHED:
-                token_ids, reason = append_tokens(request, token_ids, result.finished.get(request.request_id))
+                token_ids, reason = append_tokens(
+                    request, token_ids, finished.get(request.request_id) if finished else None
+                )
                 updates.append(RequestUpdate(request, token_ids, reason))
             keep_computed(self.coordinator, request)
             if reason is not None:

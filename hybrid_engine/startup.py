@@ -76,6 +76,8 @@ class EngineSettings(TypedDict, total=False):
     """Steps launched beyond the one that is waited for; None: 1 on a GPU, 0 on a CPU, which plans no faster by it."""
     speculative: SpeculativeConfig | None
     """How tokens are guessed ahead; None: they are not."""
+    scheduling_policy: str
+    """'fcfs' (default): in the order of arrival. 'priority': prompts with a lower 'priority' first."""
     num_threads: int | None
     """Threads of the kernels, for the whole process; None: as torch has it."""
     seed: int
@@ -120,6 +122,7 @@ SCHEDULER_SETTINGS = {
     "max_num_batched_tokens": "max_num_scheduled_tokens",
     "long_prefill_token_threshold": "long_prefill_token_threshold",
     "async_depth": "async_depth",
+    "scheduling_policy": "policy",
 }
 
 
