@@ -284,7 +284,7 @@ def _print_facts(output: RequestOutput, num_tokens: int) -> None:
     facts = f"{num_tokens} tokens in {seconds:.1f} s; prompt: {output.cache} tokens"
     if metrics.num_draft_tokens:
         facts += f"; {metrics.num_accepted_tokens} of {metrics.num_draft_tokens} guesses right"
-    Console(stderr=True).print(facts, style="dim", highlight=False)
+    Console(stderr=True).print(facts, style="dim", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
