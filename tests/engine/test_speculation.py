@@ -9,11 +9,13 @@ from tiny_engines import TinyEngines
 from tiny_models import save_tiny_model
 
 from hybrid_engine import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
+from hybrid_engine.demo.conversations import HANDBOOK
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.invariants import check_invariants
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.speculation.draft_model import DraftModelDrafter
 from hybrid_engine.speculation.ngram import NgramDrafter
+from hybrid_engine.tokenizer import load_tokenizer
 from hybrid_engine.weights import open_checkpoint
 
 NUM_DRAFTS = 3
@@ -200,6 +202,24 @@ def test_a_draft_model_of_another_vocabulary_is_refused(checkpoints):
             speculative=SpeculativeConfig("draft_model", model=checkpoints("llama", vocab_size=300)),
             **SETTINGS,
         )
+
+
+@pytest.mark.real_weights
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("temperature", [0, 0.8], ids=["greedy", "sampled"])
+def test_the_real_model_says_the_same_with_and_without_drafts(real_weights, temperature):
+    """In bfloat16, where the last bit of a logit decides a draw: see kernels/attention on tokens computed alike."""
+    checkpoint = open_checkpoint(real_weights)
+    tokenizer = load_tokenizer(checkpoint.path)
+    engines = TinyEngines(load_model(checkpoint, dtype=torch.bfloat16), checkpoint.config, tokenizer)
+    settings = {"dtype": "bfloat16", "cache_memory_bytes": "64MiB", "block_size": 16, "max_model_len": 512}
+    prompt = f"{HANDBOOK[:900]}\n\nOnce more, word for word:\n\n{HANDBOOK[:150]}"
+    sampling = SamplingParams(temperature=temperature, seed=1, max_tokens=40, ignore_eos=True)
+    (plain,) = engines.make(**settings).generate(prompt, sampling)
+    drafter = NgramDrafter(min_tokens=2, max_tokens=4)
+    (output,) = engines.make(**settings, drafter=drafter, draft_slots=5).generate(prompt, sampling)
+    assert output.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert output.metrics.num_accepted_tokens > 10
 
 
 @pytest.mark.parametrize(
