@@ -153,15 +153,8 @@ class Scheduler:
     def _launch(self, builder: StepBuilder) -> StepPlan:
         if not builder.requests:
             return builder.build(self.stats.num_steps, ())
-        for request, num_new, is_sampled in zip(
-            builder.requests, builder.num_scheduled, builder.is_sampled, strict=True
-        ):
-            # Last, since who was looked at for this step may have asked for a state on the way.
-            if request.checkpoint_positions:
-                builder.state_captures += self.coordinator.recorder.plan_captures(request, num_new)
-            request.num_in_flight_tokens += num_new
-            if is_sampled:
-                request.num_placeholders += 1
+        # Last, since who was looked at for this step may have asked for a state on the way.
+        builder.mark_launched(self.coordinator.recorder)
         plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids())
         self._launched[plan.step_id] = builder.requests
         self.stats.num_steps += 1
@@ -178,14 +171,19 @@ class Scheduler:
             index += 1
             num_launched = request.num_computed_tokens + request.num_in_flight_tokens
             num_known = len(request.token_ids) + request.num_placeholders
-            # The last token of all is never computed. Drafts in flight: below 1 until it is known how many stay.
-            num_new = min(num_known, request.max_total_tokens - 1) - num_launched
+            # Drafts in flight: below 1 until it is known how many stay.
+            num_new = num_known - num_launched
+            if num_known >= request.max_total_tokens:
+                # The last token of all is never computed.
+                num_new -= 1
             if num_new < 1 or (request.num_placeholders and num_known >= request.draft_after):
                 continue
             if num_new > 1 or builder.draft_slots:
-                num_new = min(num_new, builder.most_new_tokens)
-                if num_new < 1:
+                if builder.most_new_tokens < 1:
                     break
+                # A chunk leaves a token to each request behind it: no decoding request misses a step for a prompt.
+                num_behind = len(running) - index
+                num_new = min(num_new, max(1, builder.most_new_tokens - num_behind * (1 + builder.draft_slots)))
             guess = drafts.get(request.request_id, ()) if drafts else ()
             if guess and (guess := self._make_room_for_drafts(builder, request, guess)):
                 builder.add(request, num_launched, 1 + len(guess), is_sampled=True, drafts=guess)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hybrid_engine.checkpoint_recorder import CheckpointRecorder
 from hybrid_engine.config import SchedulerConfig
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
@@ -66,6 +67,17 @@ class StepBuilder:
         if drafts:
             self.drafts[request.request_id] = drafts
             self.num_positions_left += len(drafts)
+
+    def mark_launched(self, recorder: CheckpointRecorder) -> None:
+        """Note in the requests what the step computes of them, and which of their states it is to keep."""
+        sizes = zip(self.num_computed, self.num_scheduled, self.is_sampled, strict=True)
+        for request, (position, num_new, is_sampled) in zip(self.requests, sizes, strict=True):
+            kept = request.checkpoint_positions
+            if kept and kept[-1] > position:
+                self.state_captures += recorder.plan_captures(request, num_new)
+            request.num_in_flight_tokens += num_new
+            if is_sampled:
+                request.num_placeholders += 1
 
     def build(self, step_id: int, ended_ids: Iterable[RequestId]) -> StepPlan:
         """Return the plan."""

@@ -164,6 +164,26 @@ def test_a_preemption_at_every_possible_step_changes_no_stream(depth):
         assert bench.streams["r"] == expected_stream(tokens(50), 60)
 
 
+def test_nobody_waits_for_a_state_that_a_launched_step_has_passed():
+    bench = Bench([full(), state()], [100, 10], checkpoint_interval=0, async_depth=1)
+    bench.add(tokens(256), "a", max_tokens=9)
+    bench.launch()
+    bench.add([*tokens(256), *tokens(50, 5000)], "b")
+    bench.launch()
+    assert bench.plans[1].request_ids == ("a", "b")
+
+
+def test_a_long_chunk_leaves_a_token_to_each_request_behind_it():
+    bench = Bench([full()], 100, policy="priority", max_num_scheduled_tokens=32)
+    for i in range(3):
+        bench.add(tokens(5, 100 * i), f"low{i}", max_tokens=20, priority=1)
+    bench.step()
+    bench.add(tokens(500, 1000), "long", priority=0)
+    for _ in range(4):
+        bench.step()
+    assert [list(plan.num_scheduled_tokens) for plan in bench.plans[2:]] == [[29, 1, 1, 1]] * 3
+
+
 # Drafts
 
 
