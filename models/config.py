@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, RECURRENT, SLIDING, LayerInfo, MambaInfo
-from hybrid_engine.models.layers.rope import NO_ROPE, SCALINGS, Rope, yarn_magnitude
+from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
@@ -32,9 +32,15 @@ class Names:
     layers: str = "model.layers"
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
+    attention_out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     mamba: str = "mamba"
+    short_conv: str = "conv"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    mlp_down: str = "down_proj"
     final_norm: str = "model.norm"
 
 
@@ -64,6 +70,10 @@ class DecoderConfig:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_attention_gate: bool = False
+    """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
+    has_sandwich_norms: bool = False
+    """Whether a sublayer's output is normed before it is added to the residual stream (Lfm3)."""
     has_zero_centered_norms: bool = False
     """Whether norms multiply by 1 + weight."""
     has_float32_residual: bool = False
@@ -92,16 +102,22 @@ def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dic
     return {**defaults, **config}
 
 
-def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None) -> DecoderConfig:
+def resolve(
+    values: Mapping[str, Any],
+    kinds: tuple[str, ...],
+    *,
+    mamba: MambaInfo | None = None,
+    short_conv: ShortConvInfo | None = None,
+) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba: what recurrent layers are.
-    Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
+    layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba)
+    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
-    head_sizes = {layer.head_size for layer in layers if layer.mamba is None}
+    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -120,11 +136,16 @@ def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaIn
 
 
 def layer_table(
-    values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None
+    values: Mapping[str, Any],
+    kinds: tuple[str, ...],
+    *,
+    mamba: MambaInfo | None = None,
+    short_conv: ShortConvInfo | None = None,
 ) -> tuple[LayerInfo, ...]:
     """One row a layer."""
     rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
-    rows |= {kind: LayerInfo(index=-1, kind=kind, mamba=mamba) for kind in set(kinds) & set(RECURRENT)}
+    for kind in set(kinds) & set(RECURRENT):
+        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -166,7 +187,8 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    names = {**LEGACY_KINDS, **{name: kind for kind in known if kind in RECURRENT for name in RECURRENT_NAMES}}
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:
         raise ConfigError(f"layer_types has {len(kinds)} entries, must have one for each of the {num_layers} layers")
@@ -199,7 +221,11 @@ def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
     if scaling not in SCALINGS:
         raise ConfigError(f"rope scaling is {scaling!r}, must be one of {', '.join(SCALINGS)}")
     share = fields.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
-    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=int(head_size * share), scaling=scaling)
+    num_turning = int(head_size * share)
+    if scaling == PROPORTIONAL:
+        size, factor = num_turning // 2 * 2, float(fields.get("factor") or 1.0)
+        return Rope(float(fields["rope_theta"]), head_size, scaling, factor, num_turning=size)
+    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=num_turning, scaling=scaling)
     return with_scaling(rope, fields, values) if scaling != "default" else rope
 
 
@@ -232,7 +258,7 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
     )
     factor = fields.get("factor") or values["max_position_embeddings"] / original
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    given = {name: float(fields[name]) for name in names if fields.get(name) is not None}
+    given: dict[str, Any] = {name: float(fields[name]) for name in names if fields.get(name) is not None}
     return Rope(
         theta=rope.theta,
         rotary_size=rope.rotary_size,

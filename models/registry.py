@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, gemma, jamba, llama, mamba
+from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -33,6 +33,8 @@ ARCHITECTURES = {
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
     "jamba": Architecture(jamba.resolve_jamba, jamba.build),
+    "lfm2": Architecture(lfm.resolve_lfm2, lfm.build),
+    "lfm3": Architecture(lfm.resolve_lfm3, lfm.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
     "mamba": Architecture(mamba.resolve_mamba, mamba.build),
     "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),

@@ -100,10 +100,14 @@ class MambaSpec:
     conv_shape: tuple[int, int]
     """Channels of the convolution, and its last inputs that are kept (its width - 1)."""
     ssm_shape: tuple[int, ...]
-    """The recurrent state; () for a layer that only convolves."""
+    """The recurrent state; (0,), no elements, for a layer that only convolves."""
     conv_element_bytes: int
     ssm_element_bytes: int = 4
     """States drift in 16 bits: float32 unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        if not self.ssm_shape:
+            raise ConfigError("ssm_shape is (), which is one number, must be (0,) where there is no recurrent state")
 
     @property
     def kind(self) -> str:
@@ -118,8 +122,8 @@ class MambaSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
-        num_recurrent = math.prod(self.ssm_shape) if self.ssm_shape else 0
-        return math.prod(self.conv_shape) * self.conv_element_bytes + num_recurrent * self.ssm_element_bytes
+        conv_bytes = math.prod(self.conv_shape) * self.conv_element_bytes
+        return conv_bytes + math.prod(self.ssm_shape) * self.ssm_element_bytes
 
 
 LayerSpec = AttentionSpec | MambaSpec
