@@ -22,7 +22,7 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
-from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.groups.spec import group_layers, with_block_sizes
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.models.registry import describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
@@ -54,6 +54,8 @@ class EngineSettings(TypedDict, total=False):
     """Bytes, or a text like '2GiB'; None: a quarter of the free memory, at most 4 GiB."""
     block_size: int
     """Tokens in a cache block (16)."""
+    block_sizes: Mapping[str, int]
+    """Tokens in a block of the layers of a kind where they are to differ: {'sliding_window': 32}."""
     enable_prefix_caching: bool
     max_num_seqs: int
     """Requests that run at once."""
@@ -95,6 +97,7 @@ class EngineConfig:
 CACHE_SETTINGS = {
     "cache_memory_bytes": "memory_bytes",
     "block_size": "block_size",
+    "block_sizes": "block_sizes",
     "enable_prefix_caching": "enable_prefix_caching",
 }
 SCHEDULER_SETTINGS = {
@@ -151,7 +154,7 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
     wanted_len = _wanted_len(info, config.max_model_len)
     specs = info.cache_specs(block_size=config.cache.block_size, element_bytes=dtype.itemsize)
     memory = plan_memory(
-        group_layers(specs),
+        group_layers(with_block_sizes(specs, config.cache.block_sizes)),
         config.cache.memory_bytes or default_memory_bytes(),
         max_model_len=wanted_len,
         max_num_seqs=config.scheduler.max_num_seqs,

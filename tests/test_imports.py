@@ -24,7 +24,7 @@ BOOKKEEPING = PLAIN | {"groups", "request", "prefix_lookup", "coordinator", "sch
 API = {"", "errors", "llm", "outputs", "sampling_params", "startup", "stream"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
-    "config": {"errors"},
+    "config": {"errors", "groups.spec"},
     "sampling_params": {"errors"},
     "explanation": set(),
     "step_plan": {"sampling_params"},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybrid_engine.errors import ConfigError
 
@@ -128,6 +128,24 @@ class MambaSpec:
 
 LayerSpec = AttentionSpec | MambaSpec
 """What one layer keeps."""
+ATTENTION_KINDS = ("full_attention", "sliding_window", "chunked_local")
+"""Kinds that keep keys and values, in blocks whose size can be chosen."""
+
+
+def with_block_sizes(specs: Mapping[int, LayerSpec], block_sizes: Mapping[str, int]) -> dict[int, LayerSpec]:
+    """The specs, with blocks of another size where one is named for their kind.
+
+    Raises ConfigError for a kind that no layer is of.
+    """
+    kinds = {spec.kind for spec in specs.values()}
+    if foreign := sorted(block_sizes.keys() - kinds):
+        raise ConfigError(f"block_sizes names {', '.join(foreign)}, this model has {', '.join(sorted(kinds))}")
+    return {
+        index: replace(spec, block_size=block_sizes[spec.kind])
+        if isinstance(spec, AttentionSpec) and spec.kind in block_sizes
+        else spec
+        for index, spec in specs.items()
+    }
 
 
 @dataclass(frozen=True)
