@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "demo": API | {"report"},
     "cli": API | {"chat", "demo", "report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
-    "bench": API | BOOKKEEPING | {"demo", "kernels"},
+    "bench": API | BOOKKEEPING | {"demo", "kernels", "models.registry"},
 }
 TORCH_FREE = (*sorted(BOOKKEEPING), "inputs")
 HEAVY = {"torch", "transformers", "triton", "safetensors", "gguf"}
