@@ -7,7 +7,6 @@ that what `hybrid-engine plan` prints is what runs.
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import re
@@ -21,7 +20,7 @@ import torch
 from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
-from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
+from hybrid_engine.errors import CapacityError, ConfigError
 from hybrid_engine.groups.spec import group_layers, with_block_sizes
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.models.registry import describe_model, load_model
@@ -30,6 +29,7 @@ from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
 from hybrid_engine.tokenizer import load_tokenizer
 from hybrid_engine.weights import open_checkpoint
+from hybrid_engine.weights.checkpoint import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -200,16 +200,13 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
 def read_model_config(model: str | Path) -> dict[str, Any]:
     """Read a model's config from a config.json, a folder that holds one, a .gguf file or a folder that holds one.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none or it holds something else.
     """
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix != ".json" or not file.exists():
         return open_checkpoint(path).config
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
+    return read_json(file)
 
 
 def default_memory_bytes() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
 from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
@@ -93,13 +94,20 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's part of a config; a multimodal one nests it and keeps some ids outside."""
     if "text_config" not in config:
         return dict(config)
+    check_field(config, "text_config", FIELDS_INSIDE)
     shared = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
     return {**config["text_config"], **{key: config[key] for key in shared if key in config}}
 
 
 def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A config in which absent keys have the value of the architecture's config class; null stays null."""
-    return {**defaults, **config}
+    """A config in which absent keys have the value of the architecture's config class; null stays null.
+
+    Raises ConfigError for a value that no architecture could mean.
+    """
+    assert defaults.keys() <= FIELDS.keys(), f"no rule for {sorted(defaults.keys() - FIELDS.keys())}"
+    values = {**defaults, **config}
+    check_fields(values)
+    return values
 
 
 def resolve(
@@ -117,6 +125,8 @@ def resolve(
     layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
+    if mamba is not None and mamba.num_heads % mamba.num_groups:
+        raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
     head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
@@ -153,11 +163,14 @@ def attention_row(values: Mapping[str, Any], kind: str) -> LayerInfo:
     """What attention layers of a kind have in common; the index is to be set."""
     num_heads = positive(values, "num_attention_heads")
     num_kv_heads = values.get("num_key_value_heads") or num_heads
+    hidden_size = positive(values, "hidden_size")
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"num_attention_heads is {num_heads}, must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    head_size = values.get("head_dim") or positive(values, "hidden_size") // num_heads
+    head_size = values.get("head_dim") or hidden_size // num_heads
+    if head_size == 0:
+        raise ConfigError(f"num_attention_heads is {num_heads}, must be at most hidden_size ({hidden_size})")
     return LayerInfo(
         index=-1,
         kind=kind,
@@ -225,6 +238,8 @@ def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
     if scaling == PROPORTIONAL:
         size, factor = num_turning // 2 * 2, float(fields.get("factor") or 1.0)
         return Rope(float(fields["rope_theta"]), head_size, scaling, factor, num_turning=size)
+    if num_turning % 2:
+        raise ConfigError(f"{num_turning} of a head's {head_size} elements are to turn, must be an even number")
     rope = Rope(theta=float(fields["rope_theta"]), rotary_size=num_turning, scaling=scaling)
     return with_scaling(rope, fields, values) if scaling != "default" else rope
 
@@ -232,12 +247,14 @@ def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
 def rope_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The rope fields that hold for a kind of layer, from either schema, with a rope_theta."""
     new = values.get("rope_parameters")
+    check_fields(new or {}, ROPE_FIELDS, where="rope_parameters")
     if new and kind in new:  # keyed by kind; null there leaves the defaults
-        fields = dict(new[kind] or {})
+        fields, where = dict(new[kind] or {}), f"rope_parameters of {kind}"
     elif new and SLIDING not in new and FULL not in new:
-        fields = dict(new)
+        fields, where = dict(new), "rope_parameters"
     else:
-        fields = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {})
+        fields, where = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {}), "rope_scaling"
+    check_fields(fields, ROPE_FIELDS, where=where)
     theta_key = "rope_local_base_freq" if is_local(values, kind) else "rope_theta"
     if fields.get("rope_theta") is None:
         fields["rope_theta"] = values[theta_key]
@@ -259,7 +276,7 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
     factor = fields.get("factor") or values["max_position_embeddings"] / original
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
     given: dict[str, Any] = {name: float(fields[name]) for name in names if fields.get(name) is not None}
-    return Rope(
+    scaled = Rope(
         theta=rope.theta,
         rotary_size=rope.rotary_size,
         scaling=rope.scaling,
@@ -270,6 +287,15 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
         divisors=tuple(fields.get("divisors", ())),
         **given,
     )
+    if scaled.scaling == "llama3" and scaled.low_freq_factor >= scaled.high_freq_factor:
+        low, high = scaled.low_freq_factor, scaled.high_freq_factor
+        raise ConfigError(f"low_freq_factor is {low:g}, must be below high_freq_factor ({high:g})")
+    if scaled.scaling == "divisors" and 2 * len(scaled.divisors) != scaled.rotary_size:
+        num_frequencies = scaled.rotary_size // 2
+        raise ConfigError(
+            f"there are {len(scaled.divisors)} rope divisors, must be one a frequency ({num_frequencies})"
+        )
+    return scaled
 
 
 def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
@@ -298,7 +324,5 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 def positive(values: Mapping[str, Any], key: str) -> int:
     """A count from a config. Raises ConfigError when it is missing or not a whole number above 0."""
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"the model's config has {key} = {value!r}, must be a whole number above 0")
-    return value
+    check_field(values, key, COUNT)
+    return values[key]

@@ -54,12 +54,27 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     if dtype not in DTYPES:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ConfigError(f"dtype is {str(dtype).removeprefix('torch.')}, must be {allowed}")
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
+    check_unquantised({**values, **config})
     kind = values.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]
     return architecture.build(architecture.resolve(values), dtype).to(device)
+
+
+def check_unquantised(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a config that says that its weights are quantised: they would be read as something else."""
+    for key in ("quantization_config", "compression_config"):
+        found = values.get(key)
+        if found is not None:
+            method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
+            raise ConfigError(
+                f"the model's config has {key} ({method}): quantised safetensors aren't read here, take the model in "
+                f"bfloat16, float16 or float32, or as a GGUF file"
+            )
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:

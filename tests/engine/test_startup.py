@@ -59,6 +59,18 @@ def test_a_config_that_is_no_json_is_refused(tmp_path):
         read_model_config(tmp_path)
 
 
+def test_a_config_that_is_no_object_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config.json holds a list, must be an object"):
+        read_model_config(tmp_path)
+
+
+def test_a_config_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match="can't be read"):
+        read_model_config(tmp_path)
+
+
 def test_a_model_that_isnt_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         read_model_config(tmp_path / "nowhere")
