@@ -112,10 +112,10 @@ def chunked(chunk: int, num_users: int) -> dict[str, int]:
     return {"max_num_batched_tokens" if num_users == 1 else "long_prefill_token_threshold": chunk}
 
 
-def play(subject: Subject, llm: LLM, num_users: int) -> WatchedRunner:
-    """Let users say all they have to say; what is right and what is claimed is checked."""
+def play(llm: LLM, stages: list[Stage], num_users: int) -> WatchedRunner:
+    """Let users say what they have to say; what is right and what is claimed is checked."""
     runner = llm._engine.runner
-    for stage in subject.stages:
+    for stage in stages:
         outputs = llm.generate(stage.prompts[:num_users], GREEDY)
         assert answers_of(outputs) == stage.answers[:num_users], stage.name
         for output in outputs:
@@ -127,20 +127,31 @@ def play(subject: Subject, llm: LLM, num_users: int) -> WatchedRunner:
     return runner
 
 
-def play_everywhere(subject: Subject, chunk: int, num_users: int) -> None:
-    """With ample memory, and then with one block too few for all at once in each group."""
+def play_with_ample_memory(subject: Subject, chunk: int, num_users: int) -> list[int]:
+    """Everybody hits what can be hit, nobody waits. Returns by group the blocks that this takes at most.
+
+    Where several run at once, those that the first prompts take: only then is it known that nothing will be found.
+    """
     llm = subject.make_llm(**chunked(chunk, num_users))
-    ample = play(subject, llm, num_users)
-    for index in range(len(subject.stages)):
-        hits = list(ample.hits.values())[index * num_users : (index + 1) * num_users]
-        assert hits == [subject.stages[index].hit] * num_users, subject.stages[index].name
-    assert (ample.num_preemptions, ample.most_waiting) == (0, 0)
-    for group_id, peak in enumerate(ample.peaks):
+    first_peaks = list(play(llm, subject.stages[:1], num_users).peaks)
+    runner = play(llm, subject.stages[1:], num_users)
+    expected = [stage.hit for stage in subject.stages for _ in range(num_users)]
+    assert list(runner.hits.values()) == expected
+    assert (runner.num_preemptions, runner.most_waiting) == (0, 0)
+    return first_peaks if num_users > 1 else runner.peaks
+
+
+def play_everywhere(subject: Subject, chunk: int, num_users: int) -> None:
+    """With ample memory, and then with one block too few for all at once in a group."""
+    peaks = play_with_ample_memory(subject, chunk, num_users)
+    # Small chunks take long: of the groups, one for each number of users.
+    for group_id in range(len(peaks)) if chunk >= 7 else [num_users % len(peaks)]:
         # One alone has all that it needs, and nothing beside it.
-        num_blocks = peak - 1 if num_users > 1 else peak
-        short = play(subject, subject.make_llm({group_id: num_blocks}, **chunked(chunk, num_users)), num_users)
-        has_waited = short.num_preemptions + short.most_waiting > 0
-        assert has_waited if num_users > 1 else short.least_free[group_id] == 0
+        num_blocks = peaks[group_id] - 1 if num_users > 1 else peaks[group_id]
+        llm = subject.make_llm({group_id: num_blocks}, **chunked(chunk, num_users))
+        runner = play(llm, subject.stages, num_users)
+        has_waited = runner.num_preemptions + runner.most_waiting > 0
+        assert has_waited if num_users > 1 else runner.least_free[group_id] == 0
 
 
 def test_hits_change_no_answer_and_skip_what_they_claim(subject):
@@ -155,7 +166,7 @@ def test_hits_change_no_answer_in_any_chunks_with_any_company(subject, chunk, nu
 
 
 def test_prompts_share_the_budget_of_a_step(subject):
-    runner = play(subject, subject.make_llm(max_num_batched_tokens=16), num_users=3)
+    runner = play(subject.make_llm(max_num_batched_tokens=16), subject.stages, num_users=3)
     assert runner.most_tokens == 16
 
 
