@@ -25,6 +25,7 @@ from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
 from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.structured import Grammars
 
 
 class Runner(Protocol):
@@ -63,8 +64,9 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
-        """seed: what requests that name no seed draw theirs from."""
+        """seed: what requests that name no seed draw theirs from. grammars: those of the runner, if it has any."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -72,6 +74,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
         self._seeds = random.Random(seed)
         self._callers: dict[str, CallerRequest] = {}
         self._answers: dict[str, Answer] = {}
@@ -177,7 +180,7 @@ class Engine:
 
     def _advance(self, answer: Answer, update: RequestUpdate, result: StepResult, now: float) -> CompletionOutput:
         request_id = update.request.request_id
-        logprobs = result.logprobs.get(request_id)
+        logprobs = result.logprobs.get(request_id, ())
         output = answer.advance(update.new_token_ids, update.finish_reason, logprobs, self._decode_token)
         caller = answer.caller
         if caller.first_token_time is None:
@@ -211,6 +214,7 @@ class Engine:
         _check_text("cache_salt", prompt.cache_salt)
         token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
         self._check_token_ids(token_ids)
+        self._check_structured_outputs(prompt.sampling)
         caller = CallerRequest(
             request_id=prompt.request_id,
             prompt=text,
@@ -245,6 +249,13 @@ class Engine:
                 f"prompt, or raise max_model_len if the model reaches further"
             )
         self.scheduler.check_prompt(len(token_ids))
+
+    def _check_structured_outputs(self, sampling: SamplingParams) -> None:
+        if sampling.structured_outputs is None:
+            return
+        if self._grammars is None:
+            raise RequestError("structured_outputs can't be used: this engine was put together without grammars")
+        self._grammars.check(sampling.structured_outputs)
 
     def _submit(self, caller: CallerRequest) -> None:
         # Drawn only now: a request that was refused changes nothing for the next one.
