@@ -75,7 +75,7 @@ class EngineSettings(TypedDict, total=False):
     long_prefill_token_threshold: int
     """Tokens that one request may compute in a step; 0: as many as the step has room for."""
     async_depth: int | None
-    """Steps launched beyond the one that is waited for; None: 1 on a GPU, 0 on a CPU, which plans no faster by it."""
+    """Steps launched beyond the one that is waited for; None: 0, since a CPU gains nothing by it."""
     speculative: SpeculativeConfig | None
     """How tokens are guessed ahead; None: they are not."""
     scheduling_policy: str
