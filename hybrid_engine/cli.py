@@ -19,6 +19,7 @@ from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
+    from hybrid_engine.config import SpeculativeConfig
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
 
@@ -43,6 +44,9 @@ DiskCache = Annotated[Path | None, typer.Option(help="A folder in which cached p
 DiskCacheSize = Annotated[str | None, typer.Option(help="Most bytes of one model in it, like 100GiB; 16GiB.")]
 Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
 Tokenizer = Annotated[Path | None, typer.Option(help="Where the tokenizer lies, if not with the model.")]
+Speculative = Annotated[str | None, typer.Option(help="Guess tokens ahead by: ngram, or draft_model.")]
+NumSpeculative = Annotated[int | None, typer.Option("--num-speculative-tokens", help="Most tokens guessed ahead (5).")]
+DraftModel = Annotated[str | None, typer.Option(help="A smaller checkpoint, same vocabulary, that guesses ahead.")]
 MaxTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
 TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
@@ -79,6 +83,9 @@ def generate(
     disk_cache_size: DiskCacheSize = None,
     threads: Threads = None,
     tokenizer: Tokenizer = None,
+    speculative: Speculative = None,
+    num_speculative: NumSpeculative = None,
+    draft_model: DraftModel = None,
 ) -> None:
     """Complete prompts."""
     sampling = SamplingParams(
@@ -103,6 +110,7 @@ def generate(
         **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
+        speculative=_speculation(speculative, num_speculative, draft_model),
     )
     if len(texts) == 1 and n == 1 and not as_json:
         _stream_answer(llm, texts[0], sampling)
@@ -131,6 +139,9 @@ def chat(
     disk_cache_size: DiskCacheSize = None,
     threads: Threads = None,
     tokenizer: Tokenizer = None,
+    speculative: Speculative = None,
+    num_speculative: NumSpeculative = None,
+    draft_model: DraftModel = None,
 ) -> None:
     """Talk with a model: /reset begins anew, /exit or end of input ends, Ctrl-C cuts an answer short."""
     from hybrid_engine.chat import ChatSession
@@ -152,6 +163,7 @@ def chat(
         **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
+        speculative=_speculation(speculative, num_speculative, draft_model),
     )
     ChatSession(llm, sampling, read=input, system=system).run()
 
@@ -240,6 +252,17 @@ def _structured_outputs(json_schema: Path | None, regex: str | None) -> Structur
         raise RequestError(f"the JSON schema can't be read: {error}") from error
 
 
+def _speculation(method: str | None, num_tokens: int | None, draft_model: str | None) -> SpeculativeConfig | None:
+    if method is None and num_tokens is None and draft_model is None:
+        return None
+    from hybrid_engine.config import SpeculativeConfig
+
+    given: dict[str, Any] = {"method": method or ("ngram" if draft_model is None else "draft_model")}
+    if num_tokens is not None:
+        given["num_speculative_tokens"] = num_tokens
+    return SpeculativeConfig(**given, model=None if draft_model is None else _resolve(draft_model))
+
+
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     texts = list(prompts or [])
     if file is not None:
@@ -273,10 +296,12 @@ def _print_output(output: RequestOutput) -> None:
 
 
 def _print_facts(output: RequestOutput, num_tokens: int) -> None:
-    seconds = output.metrics.total_seconds or 0.0
-    Console(stderr=True).print(
-        f"{num_tokens} tokens in {seconds:.1f} s; prompt: {output.cache} tokens", style="dim", highlight=False
-    )
+    metrics = output.metrics
+    seconds = metrics.total_seconds or 0.0
+    facts = f"{num_tokens} tokens in {seconds:.1f} s; prompt: {output.cache} tokens"
+    if metrics.num_draft_tokens:
+        facts += f"; {metrics.num_accepted_tokens} of {metrics.num_draft_tokens} guesses right"
+    Console(stderr=True).print(facts, style="dim", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

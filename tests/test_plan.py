@@ -1,5 +1,5 @@
 import pytest
-from bookkeeping import chunked, full, sliding
+from bookkeeping import chunked, full, sliding, state
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +36,14 @@ def test_chunks_stay_large_where_the_longest_request_does_not_fit():
 def test_what_all_requests_can_hold_is_enough():
     plan = plan_memory(group_layers({0: full()}), 1 << 40, max_model_len=64, max_num_seqs=2, max_num_scheduled_tokens=8)
     assert plan.num_blocks == (16,)
+
+
+def test_states_for_drafts_are_planned_for_the_longest_request_and_for_typical_ones():
+    groups = group_layers({0: full(), 1: state()})
+    limits = {"max_model_len": 64, "max_num_seqs": 4, "max_num_scheduled_tokens": 8}
+    few, many = (plan_memory(groups, 20_000, **limits, num_draft_slots=n).num_blocks for n in (0, 3))
+    assert many[1] > few[1]
+    assert plan_memory(groups, 1 << 40, **limits, num_draft_slots=3).num_blocks[1] >= 4 * (1 + 3)
 
 
 def test_memory_below_one_block_a_group_is_refused_with_the_bytes_that_would_do():

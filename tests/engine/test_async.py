@@ -7,7 +7,7 @@ import torch
 from tiny_engines import TinyEngines
 from tiny_models import save_tiny_model
 
-from hybrid_engine import SamplingParams
+from hybrid_engine import SamplingParams, StructuredOutputsParams
 from hybrid_engine.errors import EngineDeadError
 from hybrid_engine.invariants import check_invariants
 from hybrid_engine.models.registry import load_model
@@ -16,12 +16,15 @@ from hybrid_engine.speculation.ngram import NgramDrafter
 from hybrid_engine.weights import open_checkpoint
 
 SHARED = "a beginning that all of them share, "
-PROMPTS = [SHARED + "one", SHARED + "two and two", "abcabcabc", SHARED + "three"]
+PROMPTS = [SHARED + "one", SHARED + "two and two", "abcabcabc", SHARED + "three", "abcone abc"]
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0, max_tokens=16, prompt_logprobs=1),
     "several": SamplingParams(seed=3, max_tokens=12, n=2, logprobs=1, temperature=0.8),
     "stopped": SamplingParams(seed=5, max_tokens=40, stop=("e", "ab"), stop_token_ids=(40, 41, 42)),
     "penalised": SamplingParams(seed=4, max_tokens=16, repetition_penalty=1.2, min_tokens=9),
+    "structured": SamplingParams(
+        seed=6, max_tokens=30, structured_outputs=StructuredOutputsParams(regex="(abc|one ){2,6}[xy]")
+    ),
 }
 MEMORIES = {"roomy": {}, "preempting": {"num_blocks": 30, "num_states": 12}}
 SLOW_MODELS = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "bamba", "mamba2")]

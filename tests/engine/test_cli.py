@@ -51,6 +51,19 @@ def test_generate_streams_one_answer_and_puts_the_facts_on_stderr(run, tiny_gemm
     assert "5 = 0 hit + 1 last + 4 never seen" in err
 
 
+def test_generate_guesses_ahead_and_says_how_well(run, tiny_gemma3, answers):
+    few = ["--max-tokens", "4", "--memory", "1MiB", "--ignore-eos"]
+    code, out, err = run("generate", tiny_gemma3, "hello", *few, "--draft-model", tiny_gemma3)
+    assert (code, out) == (0, answers("hello")[0] + "\n")
+    assert "1 of 1 guesses right" in err
+
+
+def test_generate_refuses_guesses_that_make_no_sense(run, tiny_gemma3):
+    code, _, err = run("generate", tiny_gemma3, "hello", "--speculative", "magic")
+    assert code == 2
+    assert "method is 'magic', must be 'ngram' or 'draft_model'" in err
+
+
 def test_generate_prints_each_of_several_answers(run, tiny_gemma3, answers):
     _, out, _ = run("generate", tiny_gemma3, "hello", "other", *FEW)
     assert all(answer in out for answer in answers("hello", "other"))

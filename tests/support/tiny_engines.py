@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.llm import LLM
@@ -10,6 +11,7 @@ from hybrid_engine.models.base import Model
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
 from hybrid_engine.startup import make_config, plan_engine
+from hybrid_engine.structured import Grammars
 
 
 class TinyEngines:
@@ -38,13 +40,15 @@ class TinyEngines:
             counts = [num_states if group.spec.kind == "state" else num_blocks for group in plan.memory.groups]
             plan = replace(plan, memory=replace(plan.memory, num_blocks=tuple(counts)))
         memory = plan.memory
+        facts = {"vocab_size": plan.info.vocab_size, "eos_token_ids": plan.info.eos_token_ids}
+        grammars = Grammars(fast_tokenizer(self.tokenizer), **facts)
         coordinator = Coordinator(memory.groups, memory.num_blocks, config=config.cache)
         engine = Engine(
             Scheduler(config.scheduler, coordinator, drafter=drafter),
-            runner_class(self.model, memory.groups, memory.num_blocks),
+            runner_class(self.model, memory.groups, memory.num_blocks, grammars=grammars),
             self.tokenizer,
-            vocab_size=plan.info.vocab_size,
             max_model_len=plan.max_model_len,
-            eos_token_ids=plan.info.eos_token_ids,
+            grammars=grammars,
+            **facts,
         )
         return LLM.from_engine(engine, plan)
