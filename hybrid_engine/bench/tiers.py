@@ -83,7 +83,9 @@ def _rates(llm: LLM) -> str:
     stats = llm.tier_stats()
     assert stats is not None, "no tier was asked for"
     rates = [f"{rate / 2**20:,.0f} MiB/s from {tier}" for tier, rate in stats.bytes_per_second.items()]
-    return ", ".join([*rates, f"{stats.tokens_per_second or 0:,.0f} prompt tokens/s computed"])
+    if stats.tokens_per_second is not None:
+        rates.append(f"{stats.tokens_per_second:,.0f} prompt tokens/s computed")
+    return ", ".join(rates)
 
 
 def _report(title: str, cold: list[RequestOutput], again: list[RequestOutput], notes: tuple[str, ...]) -> Report:

@@ -27,10 +27,11 @@ class BlockBytes:
             [tensor_B for index in group.layer_indices for tensor_B in vars(cache.layers[index]).values()]
             for group in cache.groups
         ]
+        self._block_bytes = [sum(_num_bytes(tensor_B[0]) for tensor_B in tensors) for tensors in self._tensors]
 
     def block_bytes(self, group_id: int) -> int:
         """Return the bytes of a whole block."""
-        return sum(_num_bytes(tensor_B[0]) for tensor_B in self._tensors[group_id])
+        return self._block_bytes[group_id]
 
     def part_bytes(self, part: BlockPart) -> int:
         """Return the bytes of the first slots of a block, or of a state."""
