@@ -111,6 +111,26 @@ def test_what_the_device_has_itself_is_copied_and_not_loaded():
     assert [transfer.key.group_id for transfer in load.transfers] == [1] * 2
 
 
+def test_a_load_whose_own_blocks_push_out_what_it_needs_takes_that_from_the_store():
+    bench = TierBench([full(), sliding(32)], [13, 8])
+    bench.run_one(PROMPT)
+    bench.run_one(PROMPT[::-1], "other")
+    again = bench.add(PROMPT, "again")
+    assert all(key in bench.coordinator.managers[0].pool.cached for key in again.block_hashes)
+    bench.run()
+    assert again.cache.external == 96
+    assert bench.scheduler.loads.num_failed == 0
+
+
+def test_what_is_about_to_be_loaded_is_not_dropped_for_what_is_just_stored():
+    bench = make_bench(host_slots=110)
+    bench.run_one(PROMPT)
+    bench.run_one(PROMPT[::-1], "other")
+    again = bench.run_one(PROMPT, "again")
+    assert (again.cache.hit, again.cache.external) == (32, 64)
+    assert bench.scheduler.loads.num_failed == 0
+
+
 def test_a_thing_is_stored_once_however_often_it_is_given_up():
     bench = make_bench()
     for number in range(3):
