@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import random
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -71,7 +72,8 @@ class Engine:
         self.runner = runner
         self._pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
         self._tiers = tiers
-        self._is_closed = False
+        # Also when nobody closes it: what a disk tier was to keep is not lost with the engine, or with the process.
+        self._end_tiers = weakref.finalize(self, tiers.end, self._pipeline.transfer) if tiers is not None else None
         self.tokenizer = tokenizer
         self._fast_tokenizer = fast_tokenizer(tokenizer)
         self.vocab_size = vocab_size
@@ -143,8 +145,7 @@ class Engine:
         """Store all that the caches could go on from where it outlives them; nothing where there is no disk tier."""
         self.raise_if_dead()
         if self._tiers is not None:
-            for transfers in self._tiers.plan_flush():
-                self._pipeline.transfer(StepPlan(0, (), (), (), (), transfers=transfers))
+            self._tiers.flush(self._pipeline.transfer)
 
     def tier_stats(self) -> TierStats | None:
         """Return what host memory and disk hold and what was moved; None where there is neither."""
@@ -152,18 +153,14 @@ class Engine:
 
     def close(self) -> None:
         """End: requests in flight are dropped, what is cached is flushed. Every later call but this one is refused."""
-        if self._is_closed:
-            return
-        self._is_closed = True
         if self._failure is None:
             for request_id in list(self._callers):
                 self.abort(request_id)
             self._drain()
-            self.flush_cache()
             self._failure = EngineDeadError("it was closed")
-        self._pipeline.close()
-        if self._tiers is not None:
-            self._tiers.close()
+            if self._end_tiers is not None:
+                self._end_tiers()
+            self._pipeline.close()
 
     def raise_if_dead(self) -> None:
         """Raise EngineDeadError when a step has failed before."""
@@ -196,6 +193,8 @@ class Engine:
             return outputs
         except BaseException as error:
             self._failure = error
+            if self._end_tiers is not None:
+                self._end_tiers.detach()
             self._pipeline.close()
             self._callers.clear()
             self._answers.clear()
@@ -213,7 +212,7 @@ class Engine:
             plan = self.scheduler.schedule()
             if not plan.request_ids:
                 if plan.transfers is not None:
-                    self._pipeline.transfer(plan)
+                    self._pipeline.transfer(plan.transfers)
                 return
             self._pipeline.launch(plan)
 

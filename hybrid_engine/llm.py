@@ -6,7 +6,6 @@ import itertools
 import signal
 import sys
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -81,12 +80,10 @@ class LLM:
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
-        # Whoever forgets to close it, or ends the process, loses nothing that a disk cache was to keep.
-        self._close = weakref.finalize(self, engine.close)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
-        self._close()
+        self._engine.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -6,7 +6,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.step_plan import StepPlan, StepResult, TransferPlan
 
 
 class Runner(Protocol):
@@ -49,8 +49,9 @@ class StepPipeline:
             return
         self._launched.append((plan, self._thread().submit(self._execute, plan)))
 
-    def transfer(self, plan: StepPlan) -> None:
-        """Have a plan that computes nothing executed after those launched before it, and wait for that."""
+    def transfer(self, transfers: TransferPlan) -> None:
+        """Have bytes moved after the steps launched before, and wait for that."""
+        plan = StepPlan(0, (), (), (), (), transfers=transfers)
         if self.depth == 0:
             self.runner.execute(plan)
         else:

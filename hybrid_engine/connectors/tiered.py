@@ -6,7 +6,7 @@ anything is written; the blocks of a load are filled while the steps of other re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -217,10 +217,10 @@ class TieredConnector(Stored):
         if isinstance(key, CheckpointKey):
             self._saved_checkpoints.setdefault(key.parent, {})[key.tail] = key
 
-    def plan_flush(self) -> Iterator[TransferPlan]:
-        """Plan, part by part, to store all that the device could go on from and that the disk lacks.
+    def flush(self, move: Callable[[TransferPlan], None]) -> None:
+        """Store all that the device could go on from and that the disk lacks; nothing where there is no disk tier.
 
-        The next part is asked for when the last one was executed.
+        move: does what a plan says before it returns.
         """
         if self.store.disk is None:
             return
@@ -230,12 +230,17 @@ class TieredConnector(Stored):
                 self._saves[transfer.key] = transfer
                 self.num_saved += 1
                 num_bytes += sum(self._coordinator.groups[part.group_id].block_bytes for part in transfer.parts)
-                if num_bytes >= FLUSH_BYTES:
-                    yield self.take_transfers()
-                    self.store.flush()
-                    num_bytes = 0
-        yield self.take_transfers()
+            if num_bytes >= FLUSH_BYTES:
+                move(self.take_transfers())
+                self.store.flush()
+                num_bytes = 0
+        move(self.take_transfers())
         self.store.flush()
+
+    def end(self, move: Callable[[TransferPlan], None]) -> None:
+        """Flush, and stop what runs beside the engine."""
+        self.flush(move)
+        self.store.close()
 
     def _device_things(self) -> Iterator[Transfer]:
         for i, manager in enumerate(self._coordinator.managers):
@@ -279,10 +284,6 @@ class TieredConnector(Stored):
     def note_step(self, num_tokens: int, seconds: float) -> None:
         """Learn how fast tokens are computed."""
         self.rates.note_step(num_tokens, seconds)
-
-    def close(self) -> None:
-        """Write what waits to be written, and end."""
-        self.store.close()
 
     def reset(self) -> None:
         """Forget all that is stored, files included."""

@@ -1,5 +1,6 @@
 """Whole engines on tiny models: what was evicted comes from host memory and disk, and no answer changes."""
 
+import gc
 import json
 import logging
 import os
@@ -103,6 +104,7 @@ def test_an_llm_that_is_dropped_without_being_closed_leaves_everything_on_disk(t
     llm = make_llm(tiny_jamba, disk_cache=tmp_path)
     ask(llm, STORY)
     del llm
+    gc.collect()
     assert ask(make_llm(tiny_jamba, disk_cache=tmp_path), STORY).cache.external > 0
 
 
