@@ -85,7 +85,7 @@ class Admission:
             hit, blocks = self.coordinator.lookup.collect_hit(request, max_tokens=hit.num_computed_tokens - 1)
             num_new = self._allocate(request, hit, blocks, most_tokens, is_alone=is_alone)
         if num_new == 0:
-            self._note_shortage(request, hit)
+            self._note_shortage(request)
             return None
         if request.cache is None:
             explanation = with_shorter_hit(explanation, hit.num_computed_tokens)
@@ -159,28 +159,15 @@ class Admission:
         request.num_computed_tokens = local
         return Place(0, num_external_tokens=num_external)
 
-    def _note_shortage(self, request: Request, hit: CacheHit) -> None:
+    def _note_shortage(self, request: Request) -> None:
         """Remember what was missing, so that the prompt isn't looked up again before it can matter."""
-        coordinator = self.coordinator
-        keepers = [i for i, manager in enumerate(coordinator.managers) if manager.keeps_everything]
-        # Without whole-sequence admission a smaller chunk may fit; where nothing is kept, any block may help.
-        if not self.config.full_sequence_must_fit or not keepers or coordinator.last_shortage is None:
-            return
-        pool, num_short = coordinator.last_shortage
-        next_blocks = []
-        for i in keepers:
-            manager = coordinator.managers[i]
-            block_index = hit.group_reach[i] // manager.block_size
-            if block_index < manager.num_keyed_blocks(request.block_hashes):
-                next_blocks.append((manager.pool.cached, manager.key(request.block_hashes, block_index)))
-        num_recorded = coordinator.checkpoints.num_recorded
-        request.shortage = Shortage(pool, pool.num_freed + num_short, tuple(next_blocks), num_recorded)
+        # Without whole-sequence admission a smaller chunk may fit.
+        if self.config.full_sequence_must_fit and self.coordinator.last_shortage is not None:
+            pool, num_short = self.coordinator.last_shortage
+            request.shortage = Shortage(pool, pool.num_freed + num_short, self.coordinator.checkpoints.num_recorded)
 
     def _is_still_short(self, request: Request) -> bool:
         short = request.shortage
-        return (
-            short is not None
-            and short.pool.num_freed < short.num_freed
-            and short.num_recorded == self.coordinator.checkpoints.num_recorded
-            and not any(key in cached for cached, key in short.next_blocks)
-        )
+        if short is None or short.pool.num_freed >= short.num_freed:
+            return False
+        return not self.coordinator.has_states or short.num_recorded == self.coordinator.checkpoints.num_recorded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hybrid_engine.explanation import CacheExplanation
@@ -36,10 +36,9 @@ class Shortage(NamedTuple):
     """Of the group that had too few free blocks."""
     num_freed: int
     """Blocks that this pool must have freed in all before there can be place."""
-    next_blocks: tuple[tuple[Mapping[BlockHash, Block], BlockHash], ...]
-    """By group that keeps everything: where to look for the block behind what it had of the prompt."""
     num_recorded: int
-    """Checkpoints recorded until then: a new one may make the hit longer."""
+    """Checkpoints recorded until then. A new one may make the hit longer where states are needed, so that blocks which
+    others hold can be shared. Without states whoever computes more of the prompt takes as many blocks as it offers."""
 
 
 class HeldBlocks:
