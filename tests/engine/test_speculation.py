@@ -85,7 +85,13 @@ def test_looking_up_ngrams_changes_no_answer(engines, sampling):
     check_invariants(llm._engine.scheduler.coordinator, [])
 
 
-@pytest.mark.parametrize("memory", [{}, {"num_blocks": 24, "num_states": 9}], ids=["roomy", "preempting"])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="roomy"),
+        pytest.param({"num_blocks": 24, "num_states": 9}, id="short"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["greedy", "stopped", "structured"])
 def test_good_drafts_with_wrong_ones_between_change_no_answer(engines, kind, memory):
     sampling = SAMPLINGS[kind]
