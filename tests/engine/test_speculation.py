@@ -11,6 +11,7 @@ from tiny_models import save_tiny_model
 from hybrid_engine import LLM, SamplingParams, SpeculativeConfig, StructuredOutputsParams
 from hybrid_engine.demo.conversations import HANDBOOK
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.groups.spec import ENDLESS
 from hybrid_engine.invariants import check_invariants
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.speculation.draft_model import DraftModelDrafter
@@ -110,7 +111,7 @@ def test_good_drafts_with_wrong_ones_between_change_no_answer(engines, kind, mem
     assert 0.5 < drafting.num_accepted / drafting.num_drafts < 1
     assert sum(output.metrics.num_accepted_tokens for output in outputs) == drafting.num_accepted
     assert sum(output.metrics.num_draft_tokens for output in outputs) == drafting.num_drafts
-    has_attention = any(group.spec.kind != "state" for group in llm.memory_plan.groups)
+    has_attention = any(group.block_size != ENDLESS for group in llm.memory_plan.groups)
     assert bool(llm._engine.scheduler.stats.num_preemptions) == (bool(memory) and has_attention)
 
 
