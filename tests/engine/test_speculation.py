@@ -90,7 +90,7 @@ def test_looking_up_ngrams_changes_no_answer(engines, sampling):
     "memory",
     [
         pytest.param({}, marks=pytest.mark.slow, id="roomy"),
-        pytest.param({"num_blocks": 24, "num_states": 9}, id="short"),
+        pytest.param({"num_blocks": 24, "num_states": 16}, id="short"),
     ],
 )
 @pytest.mark.parametrize("kind", ["greedy", "stopped", "structured"])
