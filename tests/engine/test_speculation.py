@@ -112,7 +112,8 @@ def test_good_drafts_with_wrong_ones_between_change_no_answer(engines, kind, mem
     assert sum(output.metrics.num_accepted_tokens for output in outputs) == drafting.num_accepted
     assert sum(output.metrics.num_draft_tokens for output in outputs) == drafting.num_drafts
     has_attention = any(group.block_size != ENDLESS for group in llm.memory_plan.groups)
-    assert bool(llm._engine.scheduler.stats.num_preemptions) == (bool(memory) and has_attention)
+    if kind != "structured":  # those answers are short
+        assert bool(llm._engine.scheduler.stats.num_preemptions) == (bool(memory) and has_attention)
 
 
 def test_the_tokens_of_many_seeds_are_distributed_as_the_model_says(engines):
