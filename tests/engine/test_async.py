@@ -58,14 +58,21 @@ def contents(llm, prompts, sampling) -> list:
     return found
 
 
-@pytest.mark.parametrize("memory", MEMORIES.values(), ids=MEMORIES)
-@pytest.mark.parametrize("num_drafts", [0, 2], ids=["plain", "drafting"])
-@pytest.mark.parametrize("depth", [1, pytest.param(2, marks=pytest.mark.slow)])
+CASES = [(depth, num_drafts, memory) for depth in (1, 2) for num_drafts in (0, 2) for memory in MEMORIES]
+QUICK = {(1, 0, "preempting"), (1, 2, "roomy")}
+
+
+@pytest.mark.parametrize(
+    ("depth", "num_drafts", "memory"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+)
 def test_answers_are_those_of_steps_one_by_one(engines, depth, num_drafts, memory):
     drafter = NgramDrafter(min_tokens=1, max_tokens=3) if num_drafts else None
     samplings = list(SAMPLINGS.values())
     expected = contents(engines.make(), PROMPTS, samplings)
-    llm = engines.make(async_depth=depth, drafter=drafter, draft_slots=num_drafts, max_num_batched_tokens=20, **memory)
+    llm = engines.make(
+        async_depth=depth, drafter=drafter, draft_slots=num_drafts, max_num_batched_tokens=20, **MEMORIES[memory]
+    )
     assert contents(llm, PROMPTS, samplings) == expected
     assert contents(llm, PROMPTS, samplings) == expected  # now with hits
 

@@ -54,8 +54,10 @@ def assert_as_expected(deltas, expected) -> None:
             assert ours[token].logprob == pytest.approx(plain[token].logprob, abs=LOGPROB_TOLERANCE)
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3], ids=["plain", "drafting"])
-@pytest.mark.parametrize("depth", [0, 1], ids=["step by step", "ahead"])
+@pytest.mark.parametrize(
+    ("depth", "num_drafts"),
+    [(0, 0), (1, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, 3), (1, 0)])],
+)
 def test_a_request_preempted_after_any_number_of_tokens_says_the_same(engines, expected, depth, num_drafts):
     drafter = NgramDrafter(min_tokens=1, max_tokens=3) if num_drafts else None
     settings = {"async_depth": depth, "drafter": drafter, "draft_slots": num_drafts, "max_num_seqs": NUM_NEW}

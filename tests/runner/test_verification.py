@@ -28,7 +28,10 @@ SAMPLINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=["gemma3", "jamba", "bamba", "mamba2"])
+SLOW_MODELS = [pytest.param("mamba2", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=["gemma3", "jamba", "bamba", *SLOW_MODELS])
 def model(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     save_tiny_model(request.param, folder, initializer_range=0.1)

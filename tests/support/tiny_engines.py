@@ -6,6 +6,7 @@ from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
+from hybrid_engine.groups.spec import ENDLESS
 from hybrid_engine.llm import LLM
 from hybrid_engine.models.base import Model
 from hybrid_engine.runner.model_runner import ModelRunner
@@ -37,7 +38,7 @@ class TinyEngines:
         config = replace(config, scheduler=replace(config.scheduler, draft_slots=draft_slots, watermark=watermark))
         plan = plan_engine(self.model_config, config)
         if num_blocks is not None:
-            counts = [num_states if group.spec.kind == "state" else num_blocks for group in plan.memory.groups]
+            counts = [num_states if group.block_size == ENDLESS else num_blocks for group in plan.memory.groups]
             plan = replace(plan, memory=replace(plan.memory, num_blocks=tuple(counts)))
         memory = plan.memory
         facts = {"vocab_size": plan.info.vocab_size, "eos_token_ids": plan.info.eos_token_ids}
