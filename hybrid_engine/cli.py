@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat` and `plan`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from rich.console import Console
 from rich.markup import escape
 
 from hybrid_engine import __version__
-from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError
+from hybrid_engine.bench.commands import app as bench
+from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
 
-CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError)
+CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError, TraceError)
 DEMO = "demo"
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(bench, name="bench")
 
 Model = Annotated[
     str,

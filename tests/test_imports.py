@@ -75,9 +75,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": API,
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
     "demo": API | {"report"},
-    "cli": API | {"chat", "demo", "report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
-    "bench": API | BOOKKEEPING | {"demo", "kernels"},
+    "bench": API | BOOKKEEPING | {"demo", "kernels", "tokenizer"},
+    "cli": API | {"bench", "chat", "demo", "report"},
 }
 TORCH_FREE = (*sorted(BOOKKEEPING), "inputs")
 HEAVY = {"torch", "transformers", "triton", "safetensors", "gguf"}
