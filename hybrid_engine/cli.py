@@ -54,7 +54,7 @@ Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may 
 def generate(
     model: Model,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; without any, stdin is one.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one prompt a line.")] = None,
     n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,
@@ -202,13 +202,15 @@ def _load(model: str, **settings: Any) -> LLM:
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     texts = list(prompts or [])
-    if file is not None:
-        try:
-            texts += [line for line in file.read_text().splitlines() if line]
-        except OSError as error:
-            raise RequestError(f"the prompts can't be read: {error}") from error
-    if not texts and file is None and not sys.stdin.isatty():
-        texts = [sys.stdin.read()]
+    try:
+        if file is not None:
+            texts += [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+        elif not texts and not sys.stdin.isatty():
+            # The line end that `echo` and editors put last is not meant; any other is.
+            texts = [text for text in [sys.stdin.read().removesuffix("\n")] if text]
+    except (OSError, UnicodeDecodeError) as error:
+        where = "stdin" if file is None else str(file)
+        raise RequestError(f"the prompts can't be read from {where} as UTF-8 text: {error}") from error
     if not texts:
         raise RequestError("there is no prompt: give some as arguments, in a --file, or one on stdin")
     return texts

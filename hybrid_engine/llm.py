@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
-from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, message_ends, token_positions
+from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -52,9 +52,7 @@ class LLM:
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
-        if isinstance(chat_template, Path) and not chat_template.is_file():
-            raise ConfigError(f"chat_template is {chat_template}, which is no file: give a template or the path of one")
-        self._template = chat_template.read_text() if isinstance(chat_template, Path) else chat_template
+        self._template = _read_template(chat_template) if isinstance(chat_template, Path) else chat_template
         engine, plan = start_engine(make_config(model, **settings))
         self._set_up(engine, plan)
 
@@ -79,6 +77,7 @@ class LLM:
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
+        self._message_ends = MessageEnds()
 
     # What it is
 
@@ -198,7 +197,8 @@ class LLM:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        boundaries = token_positions(message_ends(render, len(turns), text), encoded["offset_mapping"])
+        ends = self._message_ends.find(render, turns, text, template=template or str(tokenizer.chat_template))
+        boundaries = token_positions(ends, encoded["offset_mapping"])
         return {"prompt": text, "prompt_token_ids": encoded["input_ids"], "message_boundaries": boundaries}
 
     # How
@@ -242,6 +242,15 @@ class LLM:
     def _end(self, request_id: str) -> None:
         self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+
+
+def _read_template(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(f"chat_template is {path}, which is no file: give a template or the path of one")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error
 
 
 @contextmanager

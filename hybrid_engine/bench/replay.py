@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -95,6 +96,8 @@ class ReplayResult:
     num_steps: int = 0
     seconds: float = 0.0
     """Spent in the bookkeeping: requests made and hashed, steps scheduled, answered and taken in."""
+    processor_seconds: float = 0.0
+    """The same without what other programs took of the processor meanwhile."""
 
     @property
     def hit_share_of_bound(self) -> float:
@@ -107,9 +110,24 @@ class ReplayResult:
         return self.num_prompt_tokens / self.seconds
 
     @property
+    def prompt_tokens_per_processor_second(self) -> float:
+        """Prompt tokens, hit or computed, by the processor seconds of the bookkeeping."""
+        return self.num_prompt_tokens / self.processor_seconds
+
+    @property
     def requests_per_second(self) -> float:
         """Requests by the seconds of the bookkeeping."""
         return self.num_requests / self.seconds
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time that what runs inside takes."""
+        start, processor_start = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+            self.processor_seconds += time.thread_time() - processor_start
 
     def take(self, explanation: CacheExplanation) -> None:
         """Count one prompt's tokens by what became of them."""
@@ -260,21 +278,19 @@ class _Replay:
             self._on_request()
 
     def _submit(self, call: TokenCall, session: deque[Call]) -> bool:
-        start = time.perf_counter()
-        request = Request(
-            str(self._num_submitted),
-            call.prompt_token_ids,
-            SamplingParams(max_tokens=len(call.answer_token_ids)),
-            hasher=self.coordinator.hasher,
-            max_model_len=MAX_MODEL_LEN,
-            message_boundaries=call.message_boundaries,
-        )
         try:
-            self._scheduler.add_request(request)
+            with self.result.timed():
+                request = Request(
+                    str(self._num_submitted),
+                    call.prompt_token_ids,
+                    SamplingParams(max_tokens=len(call.answer_token_ids)),
+                    hasher=self.coordinator.hasher,
+                    max_model_len=MAX_MODEL_LEN,
+                    message_boundaries=call.message_boundaries,
+                )
+                self._scheduler.add_request(request)
         except PromptTooLongError:
             return False
-        finally:
-            self.result.seconds += time.perf_counter() - start
         self._num_submitted += 1
         self._runner.answers[request.request_id] = iter(call.answer_token_ids)
         self._sessions[request.request_id] = session
@@ -283,11 +299,9 @@ class _Replay:
         return True
 
     def _step(self) -> list[RequestUpdate]:
-        start = time.perf_counter()
-        plan = self._scheduler.schedule()
-        updates = self._scheduler.update(plan, self._runner.execute(plan))
-        self.result.seconds += time.perf_counter() - start
-        return updates
+        with self.result.timed():
+            plan = self._scheduler.schedule()
+            return self._scheduler.update(plan, self._runner.execute(plan))
 
     def _finish(self, request: Request) -> deque[Call]:
         """Count a request that has ended; return its session."""

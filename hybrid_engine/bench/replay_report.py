@@ -48,6 +48,8 @@ def _cells(result: ReplayResult) -> dict[str, str]:
         "seconds of bookkeeping": f"{result.seconds:,.2f}",
         "  requests a second": f"{result.requests_per_second:,.0f}",
         "  prompt tokens a second": f"{result.prompt_tokens_per_second:,.0f}",
+        "processor seconds of it": f"{result.processor_seconds:,.2f}",
+        "  prompt tokens a processor second": f"{result.prompt_tokens_per_processor_second:,.0f}",
     }
 
 
@@ -64,4 +66,5 @@ def _values(result: ReplayResult) -> dict[str, Any]:
         "hit_share_of_bound": result.hit_share_of_bound,
         "requests_per_second": result.requests_per_second,
         "prompt_tokens_per_second": result.prompt_tokens_per_second,
+        "prompt_tokens_per_processor_second": result.prompt_tokens_per_processor_second,
     }
