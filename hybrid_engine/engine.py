@@ -176,7 +176,7 @@ class Engine:
 
     def _advance(self, answer: Answer, update: RequestUpdate, result: StepResult, now: float) -> CompletionOutput:
         request_id = update.request.request_id
-        logprobs = result.logprobs.get(request_id)
+        logprobs = result.logprobs.get(request_id, ())
         output = answer.advance(update.new_token_ids, update.finish_reason, logprobs, self._decode_token)
         caller = answer.caller
         if caller.first_token_time is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hybrid_engine.detokenizer import Detokenizer
@@ -113,12 +113,12 @@ class Answer:
         self,
         new_token_ids: tuple[int, ...],
         finish_reason: str | None,
-        logprobs: TokenLogprobs | None,
+        logprobs: Sequence[TokenLogprobs],
         decode: DecodeToken,
     ) -> CompletionOutput:
         """Take in a step's tokens; return what is new, ended early when a stop string is complete.
 
-        finish_reason: the scheduler's verdict on the last of them.
+        finish_reason: the scheduler's verdict on the last of them; logprobs: empty unless the request asked for them.
         """
         stop_reason = self.request.stop_reason
         token_ids, text, stop = self._detokenize(new_token_ids, finish_reason)
@@ -126,14 +126,15 @@ class Answer:
             finish_reason, stop_reason = "stop", stop
         self.is_finished = finish_reason is not None
         asked = self.caller.sampling.logprobs is not None
-        if logprobs is not None and asked:
-            self.cumulative_logprob += logprobs.logprob
+        # A stop string can end the answer before the last of them.
+        logprobs = logprobs[: len(token_ids)]
+        self.cumulative_logprob += sum(logprob.logprob for logprob in logprobs)
         return CompletionOutput(
             index=self.index,
             text=text,
             token_ids=token_ids,
             cumulative_logprob=self.cumulative_logprob if asked else None,
-            logprobs=[decode_logprobs(logprobs, decode)] if logprobs is not None and asked else None,
+            logprobs=[decode_logprobs(logprob, decode) for logprob in logprobs] if asked else None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )

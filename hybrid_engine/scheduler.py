@@ -327,16 +327,17 @@ class Scheduler:
                 self.coordinator.recorder.keep_captures(request)
             elif num_computed == request.num_prompt_tokens:
                 self.coordinator.recorder.record_prompt_end(request)
-            token_id = result.sampled.get(request.request_id)
-            if token_id is None:
+            token_ids = result.sampled.get(request.request_id, ())
+            if not token_ids:
                 continue
+            (token_id,) = token_ids
             request.append_token(token_id)
             reason = _finish_reason(request, token_id)
             if reason is not None:
                 has_ended = True
                 is_stop_token = reason == "stop" and token_id not in request.eos_token_ids
                 self._end(request, reason, token_id if is_stop_token else None)
-            updates.append(RequestUpdate(request, (token_id,), reason))
+            updates.append(RequestUpdate(request, token_ids, reason))
         if has_ended:
             self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
         return updates

@@ -78,6 +78,11 @@ class StepPlan:
     """Tokens that each request computes in this step, at least 1."""
     is_sampled: tuple[bool, ...]
     """Whether the request's last known token is computed, so that the next one is sampled."""
+    draft_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Tokens guessed to follow the last known one: computed behind it and counted in num_scheduled_tokens. Empty when
+    nobody drafts. In a state group the request's table then has the working slot and one more for each draft: slot j
+    takes the state after j tokens of the chunk, and the runner puts the one after the last accepted token back into
+    the working slot, so that between two steps it holds the state after all tokens known but the last."""
     started: tuple[StartedRequest, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
@@ -109,9 +114,9 @@ class StepResult:
     """What a runner found."""
 
     step_id: int
-    sampled: dict[RequestId, int]
-    """The next token of each request with is_sampled."""
-    logprobs: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
-    """For requests that asked for them."""
+    sampled: dict[RequestId, tuple[int, ...]]
+    """What each request with is_sampled goes on with: the drafts that were accepted, and one token more."""
+    logprobs: dict[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """Of those tokens, for requests that asked for them."""
     prompt_logprobs: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)
     """For requests that asked: one for each token of the chunk whose successor is in the prompt, in order."""

@@ -82,7 +82,7 @@ def make_groups(layers: tuple[str, ...]) -> tuple[Group, ...]:
 def execute_nothing(plan: StepPlan) -> StepResult:
     """Answer token 1 for every request that samples."""
     sampled = zip(plan.request_ids, plan.is_sampled, strict=True)
-    return StepResult(plan.step_id, {request_id: 1 for request_id, is_sampled in sampled if is_sampled})
+    return StepResult(plan.step_id, {request_id: (1,) for request_id, is_sampled in sampled if is_sampled})
 
 
 def time_steps(

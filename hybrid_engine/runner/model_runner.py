@@ -93,10 +93,10 @@ class ModelRunner:
         token_ids_R = self._sampler.sample(logits_RV, requests, positions)
         self._batch.append_tokens(rows, token_ids_R)
         for row, (request, token_id) in enumerate(zip(requests, token_ids_R.tolist(), strict=True)):
-            result.sampled[request.request_id] = token_id
+            result.sampled[request.request_id] = (token_id,)
             if request.sampling.logprobs is not None:
                 found = self._sampler.logprobs(logits_RV[row], token_id, request.sampling)
-                result.logprobs[request.request_id] = found
+                result.logprobs[request.request_id] = (found,)
 
     def _find_prompt_logprobs(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
         for index, row in enumerate(packed.rows.tolist()):

@@ -71,9 +71,9 @@ class ScriptedRunner:
         if not is_sampled:
             return
         token_id = self.script(request)[positions[-1] + 1 - num_prompt]
-        result.sampled[request_id] = token_id
+        result.sampled[request_id] = (token_id,)
         if request.sampling.logprobs is not None:
-            result.logprobs[request_id] = self._logprobs(token_id)
+            result.logprobs[request_id] = (self._logprobs(token_id),)
 
     def _logprobs(self, token_id: int) -> TokenLogprobs:
         return TokenLogprobs(token_id, -0.5, 2, top=((token_id + 1, -0.25), (token_id, -0.5)))

@@ -116,7 +116,7 @@ def test_a_plan_that_only_ends_requests_computes_nothing(hand):
 def test_an_unfinished_prompt_samples_nothing(hand):
     hand.add("a", PROMPT)
     assert hand.step({"a": 14}).sampled == {}
-    assert hand.step({"a": 1}).sampled == {"a": expected_greedy(PROMPT, 1)[0]}
+    assert hand.step({"a": 1}).sampled == {"a": (expected_greedy(PROMPT, 1)[0],)}
 
 
 def test_the_end_of_a_request_that_never_started_is_ignored(hand):
@@ -127,7 +127,7 @@ def test_the_end_of_a_request_that_never_started_is_ignored(hand):
 
 def test_logprobs_are_of_the_model_and_not_of_what_was_sampled_from(hand):
     hand.add("a", PROMPT, SamplingParams(temperature=0, presence_penalty=2, logprobs=4))
-    found = hand.step({"a": len(PROMPT)}).logprobs["a"]
+    found = hand.step({"a": len(PROMPT)}).logprobs["a"][0]
     logprobs_V = expected_logits(PROMPT).log_softmax(0)
     best = logprobs_V.topk(4)
     assert (found.token_id, found.rank) == (int(best.indices[0]), 1)

@@ -128,7 +128,7 @@ class FakeDevice:
         self.captures = plan.state_captures
         return StepResult(plan.step_id, self._run(plan))
 
-    def _run(self, plan: StepPlan) -> dict[str, int]:
+    def _run(self, plan: StepPlan) -> dict[str, tuple[int, ...]]:
         sizes = zip(plan.request_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
         chunks = [(request_id, start, start + count) for request_id, start, count in sizes]
         for request_id, start, end in chunks:
@@ -143,8 +143,9 @@ class FakeDevice:
             tokens = self.tokens[request_id]
             assert is_sampled == (end == len(tokens.prefixes))
             if is_sampled:
-                sampled[request_id] = tokens.next_token(self.vocab_size)
-                tokens.append(sampled[request_id])
+                token_id = tokens.next_token(self.vocab_size)
+                tokens.append(token_id)
+                sampled[request_id] = (token_id,)
         return sampled
 
     def _write(self, request_id: str, start: int, end: int) -> None:

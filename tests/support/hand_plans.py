@@ -158,8 +158,8 @@ class Hand:
         for request_id, size in chunks.items():
             self.num_computed[request_id] += size
             self._release_passed(request_id)
-        for request_id, token_id in result.sampled.items():
-            self.token_ids[request_id].append(token_id)
+        for request_id, token_ids in result.sampled.items():
+            self.token_ids[request_id].extend(token_ids)
         return result
 
     def run(self, num_new_tokens: Mapping[str, int], *, chunk: int = 4096) -> dict[str, list[int]]:
