@@ -119,16 +119,6 @@ class ReplayResult:
         """Requests by the seconds of the bookkeeping."""
         return self.num_requests / self.seconds
 
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Count the time that what runs inside takes."""
-        start, processor_start = time.perf_counter(), time.thread_time()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
-            self.processor_seconds += time.thread_time() - processor_start
-
     def take(self, explanation: CacheExplanation) -> None:
         """Count one prompt's tokens by what became of them."""
         self.num_prompt_tokens += explanation.num_prompt_tokens
@@ -136,6 +126,28 @@ class ReplayResult:
         self.num_last_tokens += explanation.LAST
         for reason, count in explanation.reasons().items():
             self.missed_tokens[reason] = self.missed_tokens.get(reason, 0) + count
+
+
+class Stopwatch:
+    """Seconds of this thread, on the wall and of the processor, but for what runs inside `paused`."""
+
+    def __init__(self) -> None:
+        self.seconds, self.processor_seconds = -time.perf_counter(), -time.thread_time()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out what runs inside."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.seconds -= time.perf_counter()
+            self.processor_seconds -= time.thread_time()
+
+    def stop(self) -> None:
+        """Count no further."""
+        self.seconds += time.perf_counter()
+        self.processor_seconds += time.thread_time()
 
 
 class NullRunner:
@@ -147,7 +159,7 @@ class NullRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Return the next token of each request that samples."""
         answers, sampled = self.answers, zip(plan.request_ids, plan.is_sampled, strict=True)
-        return StepResult(plan.step_id, {each: next(answers[each]) for each, is_sampled in sampled if is_sampled})
+        return StepResult(plan.step_id, {each: (next(answers[each]),) for each, is_sampled in sampled if is_sampled})
 
 
 def replay(
@@ -250,66 +262,75 @@ class _Replay:
         self._sessions: dict[str, deque[Call]] = {}
         """The calls still to come of each request in flight."""
         self._num_submitted = 0
+        # Read a few times a request, not in each step: asking for the processor's time takes microseconds.
+        self._stopwatch = Stopwatch()
 
     def run(self, calls: Sequence[Call]) -> None:
         sessions: dict[str, deque[Call]] = {}
         for call in calls:
             sessions.setdefault(call.session, deque()).append(call)
         waiting = deque(sessions.values())
+        self._stopwatch = Stopwatch()
         while waiting or self._sessions:
             while waiting and len(self._sessions) < self.settings.concurrency:
                 self._submit_next(waiting.popleft())
             for update in self._step():
                 if update.finish_reason is not None:
                     self._submit_next(self._finish(update.request))
-        stats = self._scheduler.stats
-        self.result.num_steps = stats.num_steps
-        self.result.num_computed_tokens = stats.num_computed_tokens
-        self.result.num_recomputed_tokens = stats.num_recomputed_tokens
-        self.result.num_preemptions = stats.num_preemptions
+        self._stopwatch.stop()
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        result, stats = self.result, self._scheduler.stats
+        result.seconds, result.processor_seconds = self._stopwatch.seconds, self._stopwatch.processor_seconds
+        result.num_steps = stats.num_steps
+        result.num_computed_tokens = stats.num_computed_tokens
+        result.num_recomputed_tokens = stats.num_recomputed_tokens
+        result.num_preemptions = stats.num_preemptions
 
     def _submit_next(self, session: deque[Call]) -> None:
         """Submit the first call of a session that the memory can hold at all."""
         while session:
-            call = self.renderer.render(session.popleft())
+            with self._stopwatch.paused():
+                call = self.renderer.render(session.popleft())
             if self._submit(call, session):
                 return
             self.result.num_refused += 1
             self._on_request()
 
     def _submit(self, call: TokenCall, session: deque[Call]) -> bool:
+        request = Request(
+            str(self._num_submitted),
+            call.prompt_token_ids,
+            SamplingParams(max_tokens=len(call.answer_token_ids)),
+            hasher=self.coordinator.hasher,
+            max_model_len=MAX_MODEL_LEN,
+            message_boundaries=call.message_boundaries,
+        )
         try:
-            with self.result.timed():
-                request = Request(
-                    str(self._num_submitted),
-                    call.prompt_token_ids,
-                    SamplingParams(max_tokens=len(call.answer_token_ids)),
-                    hasher=self.coordinator.hasher,
-                    max_model_len=MAX_MODEL_LEN,
-                    message_boundaries=call.message_boundaries,
-                )
-                self._scheduler.add_request(request)
+            self._scheduler.add_request(request)
         except PromptTooLongError:
             return False
         self._num_submitted += 1
         self._runner.answers[request.request_id] = iter(call.answer_token_ids)
         self._sessions[request.request_id] = session
-        known = self._tree.add(np.array(call.prompt_token_ids, np.int64))
-        self.result.num_bound_tokens += min(known, request.num_prompt_tokens - CacheExplanation.LAST)
+        with self._stopwatch.paused():
+            known = self._tree.add(np.array(call.prompt_token_ids, np.int64))
+            self.result.num_bound_tokens += min(known, request.num_prompt_tokens - CacheExplanation.LAST)
         return True
 
     def _step(self) -> list[RequestUpdate]:
-        with self.result.timed():
-            plan = self._scheduler.schedule()
-            return self._scheduler.update(plan, self._runner.execute(plan))
+        plan = self._scheduler.schedule()
+        return self._scheduler.update(plan, self._runner.execute(plan))
 
     def _finish(self, request: Request) -> deque[Call]:
         """Count a request that has ended; return its session."""
         assert request.cache is not None, f"{request} ended without a look-up"
-        self.result.num_requests += 1
-        self.result.num_answer_tokens += request.num_output_tokens
-        self.result.take(request.cache)
-        self._tree.add(np.array(request.token_ids[:-1], np.int64))
+        with self._stopwatch.paused():
+            self.result.num_requests += 1
+            self.result.num_answer_tokens += request.num_output_tokens
+            self.result.take(request.cache)
+            self._tree.add(np.array(request.token_ids[:-1], np.int64))
+            self._on_request()
         del self._runner.answers[request.request_id]
-        self._on_request()
         return self._sessions.pop(request.request_id)
