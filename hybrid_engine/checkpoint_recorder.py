@@ -113,7 +113,7 @@ class CheckpointRecorder:
     def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Keep a checkpoint unless a block that it needs can't be found: the cache was reset while its request ran."""
         for manager, keys in zip(self.managers, checkpoint.keys, strict=False):
-            if not all(map(manager.pool.cached.__contains__, keys)):
+            if not manager.pool.can_need(keys):
                 return None
         return self.checkpoints.record(checkpoint)
 
