@@ -80,6 +80,9 @@ def replay(
     tokenizer: Annotated[
         Path | None, typer.Option(help="A folder or .gguf file to tokenise with; by default each byte is a token.")
     ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja template to render messages with; by default a plain rendering.")
+    ] = None,
     replace_assistant: Annotated[
         bool, typer.Option(help="Prompts show other texts than the assistant wrote, as when reasoning is stripped.")
     ] = False,
@@ -100,7 +103,7 @@ def replay(
     Formats: model calls as messages, transcripts between agents, hashes of blocks (Mooncake and the like).
     """
     from hybrid_engine.bench import replay_report
-    from hybrid_engine.bench.rendering import Renderer, load_encoder
+    from hybrid_engine.bench.rendering import renderer_maker
     from hybrid_engine.bench.replay import ReplaySettings, replay
     from hybrid_engine.bench.traces import read_trace
     from hybrid_engine.startup import parse_bytes
@@ -117,20 +120,14 @@ def replay(
         )
         for kind in groups.split(",")
     ]
-    calls, encode = read_trace(trace, num_sessions=sessions), load_encoder(tokenizer)
+    calls = read_trace(trace, num_sessions=sessions)
+    make_renderer = renderer_maker(tokenizer, chat_template, replaces_assistant=replace_assistant)
     title = f"{trace.resolve().name}, {len(calls):,} calls" + (", assistant replaced" if replace_assistant else "")
     results = []
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         for settings in kinds:
             task = progress.add_task(settings.groups, total=len(calls))
-            results.append(
-                replay(
-                    calls,
-                    lambda: Renderer(encode, replaces_assistant=replace_assistant),
-                    settings,
-                    on_request=partial(progress.advance, task),
-                )
-            )
+            results.append(replay(calls, make_renderer, settings, on_request=partial(progress.advance, task)))
     Console(width=None if sys.stdout.isatty() else 110).print(replay_report.table(results, title=title))
     if json is not None:
         replay_report.write_json(results, json, trace=title)

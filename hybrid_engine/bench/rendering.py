@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hybrid_engine.bench.traces import BlockCall, Call, Message, MessageCall
+from hybrid_engine.errors import ConfigError, TraceError
+from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -74,6 +80,61 @@ class Renderer:
         return TokenCall(token_ids, [ANSWER_TOKEN_ID] * call.num_answer_tokens)
 
 
+class TemplateRenderer(Renderer):
+    """Renders messages with a chat template and tokenises each prompt as a whole, as `LLM.chat` does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str, *, replaces_assistant: bool = False) -> None:
+        super().__init__(_encode_with(tokenizer), replaces_assistant=replaces_assistant)
+        self._tokenizer = tokenizer
+        self._template = template
+        self._ends = MessageEnds()
+
+    def _render_messages(self, call: MessageCall) -> TokenCall:
+        messages = [dict(_edited(each) if self._replaces_assistant else each) for each in call.messages]
+        try:
+            prompt = self._text(messages, invites=True)
+            whole = self._text([*messages, dict(call.answer)], invites=False)
+        except TEMPLATE_ERRORS as error:
+            raise TraceError(f"session {call.session}: the chat template refused the messages: {error}") from error
+        if not prompt:
+            raise TraceError(f"session {call.session}: the chat template gave an empty prompt")
+        encoded = self._tokenizer(prompt, add_special_tokens=False, return_offsets_mapping=True)
+        ends = self._ends.find(lambda count: self._text(messages[:count], invites=False), messages, prompt)
+        boundaries = token_positions(ends, encoded["offset_mapping"])
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else _body(call.answer)
+        # An answer is at least one token: the one that ends it.
+        return TokenCall(encoded["input_ids"], self._encode(answer) or (ANSWER_TOKEN_ID,), boundaries)
+
+    def _text(self, messages: list[dict[str, Any]], *, invites: bool) -> str:
+        text = self._tokenizer.apply_chat_template(
+            messages, chat_template=self._template, add_generation_prompt=invites, tokenize=False
+        )
+        assert isinstance(text, str), f"the template gave a {type(text).__name__}"
+        return text
+
+
+def renderer_maker(
+    tokenizer: Path | None, chat_template: Path | None, *, replaces_assistant: bool = False
+) -> Callable[[], Renderer]:
+    """Return what makes a new renderer for each replay.
+
+    Raises ConfigError for a template without a tokenizer or one that can't be read, CheckpointError for no tokenizer.
+    """
+    if chat_template is None:
+        encode = load_encoder(tokenizer)
+        return lambda: Renderer(encode, replaces_assistant=replaces_assistant)
+    if tokenizer is None:
+        raise ConfigError("a chat template without a tokenizer: give the one that it was written for")
+    try:
+        template = chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {chat_template} can't be read as UTF-8 text: {error}") from error
+    from hybrid_engine.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    return lambda: TemplateRenderer(loaded, template, replaces_assistant=replaces_assistant)
+
+
 def load_encoder(tokenizer: Path | None) -> Encode:
     """Return what turns text into token ids: a checkpoint's tokenizer (a folder or a .gguf file), None: its bytes.
 
@@ -83,8 +144,11 @@ def load_encoder(tokenizer: Path | None) -> Encode:
         return lambda text: text.encode("utf-8", errors="surrogatepass")
     from hybrid_engine.tokenizer import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer)
-    return lambda text: loaded(text, add_special_tokens=False)["input_ids"] if text else []
+    return _encode_with(load_tokenizer(tokenizer))
+
+
+def _encode_with(tokenizer: PreTrainedTokenizerBase) -> Encode:
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
 
 def _head(message: Message) -> str:

@@ -1,8 +1,12 @@
-import pytest
+from pathlib import Path
 
-from hybrid_engine.bench.rendering import ANSWER_TOKEN_ID, Renderer, load_encoder
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from hybrid_engine.bench.rendering import ANSWER_TOKEN_ID, Renderer, load_encoder, renderer_maker
 from hybrid_engine.bench.traces import BlockCall, MessageCall, read_trace
-from hybrid_engine.errors import CheckpointError
+from hybrid_engine.errors import CheckpointError, ConfigError, TraceError
 
 
 @pytest.fixture
@@ -64,6 +68,52 @@ def test_unknown_answers_are_in_no_prompt(renderer):
     rendered = renderer.render(blocks(40, (0, 2)))
     assert rendered.answer_token_ids == [ANSWER_TOKEN_ID] * 4
     assert ANSWER_TOKEN_ID not in rendered.prompt_token_ids
+
+
+@pytest.fixture
+def template(tmp_path) -> Path:
+    """A chat template that closes each message, and invites to answer."""
+    path = tmp_path / "template.jinja"
+    path.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory) -> Path:
+    """A tokenizer of single bytes, on disk."""
+    folder = tmp_path_factory.mktemp("bytes")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytes_only = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    PreTrainedTokenizerFast(tokenizer_object=bytes_only).save_pretrained(folder)
+    return folder
+
+
+def test_a_chat_template_renders_whole_prompts_and_what_the_answer_adds(tokenizer, template):
+    renderer = renderer_maker(tokenizer, template)()
+    encode = load_encoder(tokenizer)
+    messages = ({"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"})
+    rendered = renderer.render(MessageCall("s", messages, {"role": "assistant", "content": "ok"}))
+    assert rendered.prompt_token_ids == encode("user: hi\nassistant: yes\nassistant: ")
+    assert list(rendered.answer_token_ids) == encode("ok\n")
+    assert rendered.message_boundaries == [len("user: hi\n"), len("user: hi\nassistant: yes\n")]
+
+
+def test_messages_that_a_template_refuses_are_named(tokenizer, tmp_path):
+    (tmp_path / "refusing.jinja").write_text("{{ raise_exception('no tools here') }}")
+    call = MessageCall("s", ({"role": "tool", "content": "x"},), {"role": "assistant", "content": "x"})
+    with pytest.raises(TraceError, match="session s: the chat template refused the messages: no tools here"):
+        renderer_maker(tokenizer, tmp_path / "refusing.jinja")().render(call)
+
+
+def test_a_template_wants_a_tokenizer_and_a_file(tokenizer, template, tmp_path):
+    with pytest.raises(ConfigError, match="a chat template without a tokenizer"):
+        renderer_maker(None, template)
+    with pytest.raises(ConfigError, match="can't be read as UTF-8 text"):
+        renderer_maker(tokenizer, tmp_path / "none.jinja")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
