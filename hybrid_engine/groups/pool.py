@@ -92,9 +92,12 @@ class BlockPool:
             assert block.ref_count > 0, f"{block} is released but nobody holds it"
             block.ref_count -= 1
             if block.ref_count == 0:
-                if block.block_hash in self.duplicates or not self._is_needed(block):
-                    # Somebody holds another copy of the same content, one is enough; or it is of no use to anybody.
+                if block.block_hash in self.duplicates:
+                    # Somebody holds another copy of the same content, one is enough.
                     self._unregister(block)
+                elif not self._is_needed(block):
+                    # No checkpoint can use it. It was known all the same: whoever asks for it again is told so.
+                    self._remember_evicted(self._unregister(block))
                 self.free.put(block, evict_first=evict_first)
 
     def register(self, block: Block, block_hash: BlockHash) -> None:

@@ -87,6 +87,13 @@ def test_blocks_stay_while_a_checkpoint_needs_them_and_are_empty_afterwards(need
     assert not pool.can_need(chain[:1])
 
 
+def test_a_block_that_no_checkpoint_needs_is_empty_but_remembered_as_known():
+    pool = BlockPool(2, max_evicted_keys=4)
+    pool.needed = {}
+    pool.release([cached_block(pool, b"a")])
+    assert (pool.free.num_empty, list(pool.evicted)) == (2, [b"a"])
+
+
 def test_a_checkpoint_behind_another_costs_only_what_it_adds():
     pool = BlockPool(100)
     pool.needed, pool.needs_parents = {}, True
