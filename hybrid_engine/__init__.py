@@ -3,17 +3,18 @@
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 if TYPE_CHECKING:
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
-    from hybrid_engine.sampling_params import SamplingParams
+    from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 _HOME = {
     "LLM": "hybrid_engine.llm",
     "RequestOutput": "hybrid_engine.outputs",
     "SamplingParams": "hybrid_engine.sampling_params",
+    "StructuredOutputsParams": "hybrid_engine.sampling_params",
 }
 
 

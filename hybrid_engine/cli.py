@@ -17,7 +17,7 @@ from rich.markup import escape
 from hybrid_engine import __version__
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
-from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from hybrid_engine.llm import LLM
@@ -48,6 +48,8 @@ TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that add up
 TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
+JsonSchema = Annotated[Path | None, typer.Option(help="Answer with JSON that matches the schema in this file.")]
+Regex = Annotated[str | None, typer.Option(help="Answer with a text that matches this, whole.")]
 
 
 @app.command()
@@ -63,6 +65,8 @@ def generate(
     seed: Seed = None,
     stop: Stop = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the end-of-text token.")] = False,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each prompt.")] = False,
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
@@ -82,6 +86,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         ignore_eos=ignore_eos,
+        structured_outputs=_structured_outputs(json_schema, regex),
     )
     texts = _read_prompts(prompts, file)
     llm = _load(
@@ -111,6 +116,8 @@ def chat(
     top_p: TopP = 1.0,
     top_k: TopK = 0,
     seed: Seed = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
@@ -120,7 +127,14 @@ def chat(
     """Talk with a model: /reset begins anew, /exit or end of input ends, Ctrl-C cuts an answer short."""
     from hybrid_engine.chat import ChatSession
 
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        structured_outputs=_structured_outputs(json_schema, regex),
+    )
     llm = _load(
         model,
         chat_template=chat_template,
@@ -198,6 +212,17 @@ def _load(model: str, **settings: Any) -> LLM:
     from hybrid_engine.llm import LLM
 
     return LLM(_resolve(model), **settings)
+
+
+def _structured_outputs(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
+    if json_schema is None:
+        return None if regex is None else StructuredOutputsParams(regex=regex)
+    if regex is not None:
+        raise RequestError("--json-schema and --regex are both given: an answer matches one of them")
+    try:
+        return StructuredOutputsParams(json=json_schema.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the JSON schema can't be read: {error}") from error
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

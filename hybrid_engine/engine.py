@@ -25,6 +25,7 @@ from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
 from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.structured import Grammars
 
 
 class Runner(Protocol):
@@ -63,8 +64,9 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Iterable[int] = (),
         seed: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
-        """seed: what requests that name no seed draw theirs from."""
+        """seed: what requests that name no seed draw theirs from. grammars: those of the runner, if it has any."""
         self.scheduler = scheduler
         self.runner = runner
         self.tokenizer = tokenizer
@@ -72,6 +74,7 @@ class Engine:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.eos_token_ids = tuple(eos_token_ids)
+        self._grammars = grammars
         self._seeds = random.Random(seed)
         self._callers: dict[str, CallerRequest] = {}
         self._answers: dict[str, Answer] = {}
@@ -211,6 +214,7 @@ class Engine:
         token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
         self._check_token_ids(token_ids)
         self._check_stops(prompt.sampling)
+        self._check_structured_outputs(prompt.sampling)
         caller = CallerRequest(
             request_id=prompt.request_id,
             prompt=text,
@@ -255,6 +259,13 @@ class Engine:
                 f"min_tokens is {sampling.min_tokens} and stop_token_ids cover all {self.vocab_size:,} tokens: none is "
                 f"left to begin with; leave one out, or set min_tokens to 0"
             )
+
+    def _check_structured_outputs(self, sampling: SamplingParams) -> None:
+        if sampling.structured_outputs is None:
+            return
+        if self._grammars is None:
+            raise RequestError("structured_outputs can't be used: this engine was put together without grammars")
+        self._grammars.check(sampling.structured_outputs)
 
     def _submit(self, callers: Sequence[CallerRequest]) -> None:
         """Take in requests that were checked: all of them, or none when making one of them fails."""

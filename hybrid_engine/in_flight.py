@@ -143,8 +143,10 @@ class Answer:
         self, new_token_ids: tuple[int, ...], finish_reason: str | None
     ) -> tuple[list[int], str, str | None]:
         """Return the tokens up to a stop string, the text released, and that string."""
-        # The token that stopped the answer is reported, its text is no part of the answer.
-        hides_last = finish_reason == "stop" and not self.caller.sampling.include_stop_str_in_output
+        # The token that stopped the answer is reported, its text is no part of the answer. The last one of a structured
+        # output that is complete stopped nothing.
+        is_stopped = finish_reason == "stop" and new_token_ids[-1] in self.request.stop_token_ids
+        hides_last = is_stopped and not self.caller.sampling.include_stop_str_in_output
         released = ""
         for num, token_id in enumerate(new_token_ids[: len(new_token_ids) - hides_last], start=1):
             text, stop = self.detokenizer.add(token_id)

@@ -61,9 +61,11 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     """One for each of token_ids."""
     finish_reason: str | None = None
-    """'stop', 'length' or 'abort'; None while the answer goes on."""
+    """'stop', 'length' or 'abort'; 'error' for a structured output whose grammar grew too complex to go on, which the
+    log explains; None while the answer goes on."""
     stop_reason: int | str | None = None
-    """The token id or the string that ended it; None for the model's own end-of-text token and for 'length'."""
+    """The token id or the string that ended it; None for the model's own end-of-text token, for a structured output
+    that is complete, and for 'length'."""
 
     @property
     def is_finished(self) -> bool:

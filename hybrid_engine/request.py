@@ -96,7 +96,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.num_computed_tokens = 0
         self.finish_reason: str | None = None
-        """'stop', 'length' or 'abort'."""
+        """'stop', 'length', 'abort' or 'error'."""
         self.stop_reason: int | str | None = None
         """The stop token or stop string; None for an end-of-text token."""
         self.num_preemptions = 0

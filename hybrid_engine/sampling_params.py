@@ -2,12 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hybrid_engine.errors import SamplingParamsError
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """What an answer must match, whole: give exactly one of json, json_object, regex, choice and grammar.
+
+    The names are vLLM's. Raises SamplingParamsError for none or two of them and for values of the wrong kind; whether a
+    schema, regex or grammar makes sense is checked when a request that carries it is submitted.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    """A JSON schema, as a dict or as JSON; kept as JSON."""
+    regex: str | None = None
+    """A regular expression in Rust's syntax: no look-around, no back-references."""
+    choice: tuple[str, ...] | None = None
+    """The answer is one of these; a list is accepted too."""
+    grammar: str | None = None
+    """A context-free grammar, in Lark's syntax (its rule is `start`) or as GBNF (`root ::= …`)."""
+    json_object: bool = False
+    """Any JSON object."""
+    disable_any_whitespace: bool = False
+    """JSON without any whitespace between its parts."""
+    whitespace_pattern: str | None = None
+    """A regex of what may stand between the parts of JSON; None: at most 32 spaces, tabs and line ends in a row, since
+    some models never stop once they have begun."""
+
+    def __post_init__(self) -> None:
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            value = getattr(self, name)
+            _require(value is None or (isinstance(value, str) and value != ""), name, value, "a text, or None")
+        for name in ("json_object", "disable_any_whitespace"):
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        if self.choice is not None:
+            _require(not isinstance(self.choice, str), "choice", self.choice, "a list of texts, or None")
+            object.__setattr__(self, "choice", _tuple("choice", self.choice, str))
+            is_right = self.choice and all(self.choice)
+            _require(bool(is_right), "choice", self.choice, "at least one text, none of them empty")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema(self.json))
+        given = [name for name in CONSTRAINTS if getattr(self, name) not in (None, False)]
+        _require(len(given) == 1, "structured_outputs", given or None, f"exactly one of {', '.join(CONSTRAINTS)}")
+        for name in ("disable_any_whitespace", "whitespace_pattern"):
+            is_used = getattr(self, name) in (None, False) or given[0] in ("json", "json_object")
+            _require(is_used, name, getattr(self, name), f"left out with {given[0]}: it is about JSON")
+
+    @property
+    def constraint(self) -> str:
+        """The name of the one that was given."""
+        return next(name for name in CONSTRAINTS if getattr(self, name) not in (None, False))
+
+
+CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True)
@@ -53,6 +107,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
     """Compute the whole prompt even if a prefix is cached (it is cached afterwards all the same)."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the answer must match; it ends when nothing can be added, also before min_tokens."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -107,6 +163,9 @@ class SamplingParams:
             _require(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"from 0 to {MAX_LOGPROBS}, or None")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2**63 - 1, or None")
+        structured = self.structured_outputs
+        is_right = structured is None or isinstance(structured, StructuredOutputsParams)
+        _require(is_right, "structured_outputs", structured, "a StructuredOutputsParams, or None")
 
 
 MAX_LOGPROBS = 1000
@@ -129,6 +188,17 @@ def _tuple(name: str, values: object, kind: type) -> tuple:
     )
     _require(is_right, name, values, f"a sequence of {'strings' if kind is str else 'integers'}")
     return found
+
+
+def _schema(schema: object) -> str:
+    """Return a JSON schema as JSON. Raises SamplingParamsError for what is none."""
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+        text = json.dumps(found, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SamplingParamsError(f"json is {schema!r:.60}, must be a JSON schema: {error}") from error
+    _require(isinstance(found, dict), "json", schema, "a JSON schema: an object, as a dict or as JSON")
+    return text
 
 
 def _require(condition: bool, name: str, value: object, wanted: str) -> None:

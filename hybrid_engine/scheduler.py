@@ -332,10 +332,10 @@ class Scheduler:
                 continue
             (token_id,) = token_ids
             request.append_token(token_id)
-            reason = _finish_reason(request, token_id)
+            reason = _finish_reason(request, token_id, result.finished.get(request.request_id))
             if reason is not None:
                 has_ended = True
-                is_stop_token = reason == "stop" and token_id not in request.eos_token_ids
+                is_stop_token = reason == "stop" and token_id in request.stop_token_ids - request.eos_token_ids
                 self._end(request, reason, token_id if is_stop_token else None)
             updates.append(RequestUpdate(request, token_ids, reason))
         if has_ended:
@@ -343,8 +343,9 @@ class Scheduler:
         return updates
 
 
-def _finish_reason(request: Request, token_id: int) -> str | None:
+def _finish_reason(request: Request, token_id: int, runners_reason: str | None) -> str | None:
+    """Return why the answer ends with this token, if it does; runners_reason: that its grammar allows no other."""
     num_tokens = len(request.token_ids)
     if token_id in request.stop_token_ids and num_tokens >= request.min_total_tokens:
         return "stop"
-    return "length" if num_tokens >= request.max_total_tokens else None
+    return runners_reason or ("length" if num_tokens >= request.max_total_tokens else None)

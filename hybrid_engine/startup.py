@@ -20,6 +20,7 @@ import torch
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
 from hybrid_engine.groups.spec import group_layers
@@ -28,6 +29,7 @@ from hybrid_engine.models.registry import describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.structured import Grammars
 from hybrid_engine.tokenizer import load_tokenizer
 from hybrid_engine.weights import open_checkpoint
 
@@ -180,7 +182,9 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
     model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
-    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks)
+    eos_token_ids = plan.info.eos_token_ids
+    grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
+    runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks, grammars=grammars)
     coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=config.cache)
     engine = Engine(
         Scheduler(config.scheduler, coordinator),
@@ -188,8 +192,9 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
         tokenizer,
         vocab_size=plan.info.vocab_size,
         max_model_len=plan.max_model_len,
-        eos_token_ids=plan.info.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         seed=config.seed,
+        grammars=grammars,
     )
     return engine, plan
 

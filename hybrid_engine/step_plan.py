@@ -116,6 +116,9 @@ class StepResult:
     step_id: int
     sampled: dict[RequestId, tuple[int, ...]]
     """What each request with is_sampled goes on with: the drafts that were accepted, and one token more."""
+    finished: dict[RequestId, str] = field(default_factory=dict)
+    """Why a structured output ends with the last of those tokens: 'stop' when nothing can be added to it, 'error' when
+    its grammar grew too complex to go on."""
     logprobs: dict[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """Of those tokens, for requests that asked for them."""
     prompt_logprobs: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)

@@ -14,7 +14,10 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("hybrid_engine", "kernels", "models")
 PUBLIC = {
     "hybrid_engine",
-    *(f"hybrid_engine.{name}" for name in ("LLM", "RequestOutput", "SamplingParams", "__version__")),
+    *(
+        f"hybrid_engine.{name}"
+        for name in ("LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__")
+    ),
 }
 
 # For every part, the parts of ours that it may import besides itself. Arrows point one way: down this table is up the
@@ -49,13 +52,24 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": {"errors"},
     "weights": {"errors"},
     "models": {"errors", "groups.spec", "kernels", "weights"},
-    "runner": {"errors", "groups.spec", "kernels", "models", "sampling_params", "step_plan"},
+    "structured": {"errors", "sampling_params"},
+    "runner": {"errors", "groups.spec", "kernels", "models", "sampling_params", "step_plan", "structured"},
     "tokenizer": {"errors", "weights"},
     "detokenizer": {"errors"},
     "outputs": {"explanation", "step_plan"},
     "in_flight": {"detokenizer", "outputs", "request", "sampling_params", "scheduler", "step_plan"},
-    "engine": {"detokenizer", "errors", "in_flight", "outputs", "request", "sampling_params", "scheduler", "step_plan"},
-    "startup": BOOKKEEPING | {"engine", "models", "runner", "tokenizer", "weights"},
+    "engine": {
+        "detokenizer",
+        "errors",
+        "in_flight",
+        "outputs",
+        "request",
+        "sampling_params",
+        "scheduler",
+        "step_plan",
+        "structured",
+    },
+    "startup": BOOKKEEPING | {"detokenizer", "engine", "models", "runner", "structured", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "message_boundaries": set(),

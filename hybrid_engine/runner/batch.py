@@ -267,9 +267,7 @@ class BatchState:
         self._token_ids[rows, positions] = token_ids
         self._num_tokens[rows] += 1
         for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-            counts = self.sampling(row).counts
-            if counts is not None:
-                counts.add(token_id)
+            self.sampling(row).advance(token_id)
 
 
 def _grown(array: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:

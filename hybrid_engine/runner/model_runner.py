@@ -15,6 +15,7 @@ from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs
+from hybrid_engine.structured import Grammars
 
 MAX_LOGITS_BYTES = 64 << 20
 """Prompt log-probabilities need logits at every token; they are made in slices of at most so many bytes."""
@@ -31,10 +32,12 @@ class ModelRunner:
         *,
         device: torch.device | str = "cpu",
         eos_token_ids: Iterable[int] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         """num_blocks: usable blocks of each group; the null block comes on top.
 
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
+        grammars: of the model's tokenizer; None: no request asks for structured outputs.
         Raises CapacityError when the cache memory can't be had.
         """
         # All at once and before the first request, who would else wait for a compiler.
@@ -48,6 +51,7 @@ class ModelRunner:
         self._sampler = Sampler(
             model.info.vocab_size,
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
+            grammars=grammars,
         )
         self._batch = BatchState(groups, num_blocks, vocab_size=model.info.vocab_size, device=device)
         self.num_steps_total = 0
@@ -94,6 +98,8 @@ class ModelRunner:
         self._batch.append_tokens(rows, token_ids_R)
         for row, (request, token_id) in enumerate(zip(requests, token_ids_R.tolist(), strict=True)):
             result.sampled[request.request_id] = (token_id,)
+            if request.finish_reason is not None:
+                result.finished[request.request_id] = request.finish_reason
             if request.sampling.logprobs is not None:
                 found = self._sampler.logprobs(logits_RV[row], token_id, request.sampling)
                 result.logprobs[request.request_id] = (found,)

@@ -1,12 +1,13 @@
 """The next token of each request, from its logits, its parameters and (seed, position) alone.
 
-Order, as in vLLM: min_tokens, penalties, temperature, min_p, top_k, top_p, then a draw from what is left. A request
-that asks for none of it costs one argmax. The work is done on the host, one request at a time on float32 numpy, so
-that the same seed gives the same text whatever else is in the batch, after a preemption and in any chunking.
+Order: penalties, what a grammar and min_tokens forbid, temperature, min_p, top_k, top_p, then a draw from what is left.
+A request that asks for none of it costs one argmax. The work is done on the host, one request at a time on float32
+numpy, so that the same seed gives the same text whatever else is in the batch, after a preemption and in any chunking.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from hybrid_engine.runner.logprobs import token_logprobs
 from hybrid_engine.runner.penalties import TokenCounts, has_penalties, penalise_in_place
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.step_plan import RequestId, StartedRequest, TokenLogprobs
+from hybrid_engine.structured import Grammars, GrammarState
+
+logger = logging.getLogger(__name__)
 
 _DRAW_BLOCK_SIZE = 512
 """A draw from the whole vocabulary sums it in blocks of so many first."""
@@ -36,18 +40,37 @@ class RequestSampling:
     """int64, tokens that would end the answer, while it is shorter than min_tokens."""
     counts: TokenCounts | None
     """Tokens seen before; None when nothing penalises them. Grows as the answer does."""
+    grammar: GrammarState | None = None
+    """Where the answer stands in what it must match; None when it may be anything. Advances as the answer does."""
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether every token is just the highest logit."""
-        return self.sampling.temperature == 0 and self.counts is None and len(self.forbidden_token_ids) == 0
+        is_unedited = self.counts is None and self.grammar is None and len(self.forbidden_token_ids) == 0
+        return self.sampling.temperature == 0 and is_unedited
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer can't go on, known with its last token; None while its grammar, if any, allows more."""
+        return None if self.grammar is None else self.grammar.finish_reason
+
+    def advance(self, token_id: int) -> None:
+        """Take in a token of the answer, before the next one is sampled; a draft only once it is accepted."""
+        if self.counts is not None:
+            self.counts.add(token_id)
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
+            if self.grammar.failure:
+                logger.warning("request %s ends with 'error': %s", self.request_id, self.grammar.failure)
 
 
 class Sampler:
     """Chooses tokens. Keeps nothing of any request; its buffers are scratch."""
 
-    def __init__(self, vocab_size: int, *, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, vocab_size: int, *, eos_token_ids: Iterable[int] = (), grammars: Grammars | None = None) -> None:
+        """grammars: what structured outputs are made of; None where nobody asks for them."""
         self.vocab_size = vocab_size
+        self._grammars = grammars
         self.eos_token_ids = tuple(eos_token_ids)
         self._edited_V = np.empty(vocab_size, np.float32)
         self._scratch_V = np.empty(vocab_size, np.float32)
@@ -67,7 +90,14 @@ class Sampler:
             num_prompt_tokens=started.num_prompt_tokens,
             forbidden_token_ids=np.array(forbidden, np.int64),
             counts=TokenCounts(token_ids, started.num_prompt_tokens) if has_penalties(sampling) else None,
+            grammar=self._grammar(sampling, token_ids[started.num_prompt_tokens :].tolist()),
         )
+
+    def _grammar(self, sampling: SamplingParams, output_token_ids: list[int]) -> GrammarState | None:
+        if sampling.structured_outputs is None:
+            return None
+        assert self._grammars is not None, "structured outputs, and the sampler was made without grammars"
+        return self._grammars.start(sampling.structured_outputs, output_token_ids, ignore_eos=sampling.ignore_eos)
 
     def sample(
         self, logits_RV: np.ndarray, requests: Sequence[RequestSampling], positions: Sequence[int]
@@ -120,16 +150,23 @@ class Sampler:
         return int(token_ids[pick(weights, u * weights.sum())])
 
     def _edit(self, logits_V: np.ndarray, request: RequestSampling, position: int) -> np.ndarray:
-        """Return the logits with forbidden tokens masked and seen ones penalised, in a buffer if anything changes."""
+        """Return the logits with seen tokens penalised and forbidden ones masked, in a buffer if anything changes."""
         num_output_tokens = position - request.num_prompt_tokens
         is_masked = num_output_tokens < request.sampling.min_tokens and len(request.forbidden_token_ids) > 0
-        if not is_masked and request.counts is None:
+        forbidden_V = None if request.grammar is None else request.grammar.forbidden_V
+        if not is_masked and request.counts is None and forbidden_V is None:
             return logits_V
         np.copyto(self._edited_V, logits_V)
-        if is_masked:
-            self._edited_V[request.forbidden_token_ids] = -np.inf
         if request.counts is not None:
             penalise_in_place(self._edited_V, request.counts, request.sampling)
+        if forbidden_V is not None:
+            np.copyto(self._edited_V, -np.inf, where=forbidden_V)
+        if is_masked:
+            kept = self._edited_V[request.forbidden_token_ids]
+            self._edited_V[request.forbidden_token_ids] = -np.inf
+            if forbidden_V is not None and self._edited_V.max() == -np.inf:
+                # A grammar that goes on with a stop token only: the answer must match it, however short it is.
+                self._edited_V[request.forbidden_token_ids] = kept
         return self._edited_V
 
 

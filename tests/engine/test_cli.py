@@ -154,3 +154,26 @@ def test_chat_answers_line_by_line_until_exit(run, tiny_gemma3, tmp_path, monkey
     assert err.count("prompt: 9 =") == 2
     assert "9 = 0 hit" in err
     assert next(lines) == "never read"
+
+
+def test_generate_answers_what_a_schema_or_a_regex_asks_for(run, tiny_gemma3, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["yes", "no"]}')
+    options = ["--max-tokens", "9", "--memory", "1MiB"]
+    assert run("generate", tiny_gemma3, "hello", "--json-schema", file, *options)[1] in ('"yes"\n', '"no"\n')
+    assert run("generate", tiny_gemma3, "hello", "--regex", "(yes|no)!", *options)[1] in ("yes!\n", "no!\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--regex", "("], "unclosed group"),
+        (["--json-schema", "missing.json"], "the JSON schema can't be read"),
+        (["--json-schema", "missing.json", "--regex", "a"], "--json-schema and --regex are both given"),
+    ],
+    ids=["regex", "file", "both"],
+)
+def test_a_wrong_schema_or_regex_is_the_callers_mistake(run, tiny_gemma3, options, message):
+    code, _, err = run("generate", tiny_gemma3, "hello", "--memory", "1MiB", *options)
+    assert code == 2
+    assert message in err
