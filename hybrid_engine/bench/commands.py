@@ -149,7 +149,8 @@ def _show(found: Iterable[Report], json: Path | None, markdown: Path | None) -> 
 
 def _command(arguments: list[str]) -> str:
     """Return the command as anybody can repeat it: where the figures were written to is nobody's concern."""
-    kept, rest = [], iter(arguments)
+    # `hybrid-engine bench` is the same program.
+    kept, rest = [], iter(arguments[1:] if arguments[:1] == ["bench"] else arguments)
     for argument in rest:
         if argument in ("--json", "--markdown", "--model"):
             next(rest)
