@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.groups.spec import ATTENTION_KINDS
 
 
 def require_integers(config: object, *names: str) -> None:
@@ -21,6 +23,9 @@ class CacheConfig:
 
     block_size: int = 16
     """Tokens in a block of an attention group."""
+    block_sizes: Mapping[str, int] = field(default_factory=dict)
+    """Tokens in a block of the groups of a kind ('full_attention', 'sliding_window', 'chunked_local') where they are to
+    differ from block_size."""
     memory_bytes: int | None = None
     """Bytes for all groups together; None: a quarter of the free memory, at most 4 GiB."""
     enable_prefix_caching: bool = True
@@ -35,8 +40,20 @@ class CacheConfig:
         require_integers(self, "block_size", "memory_bytes", "checkpoint_interval", "max_evicted_keys")
         if self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
+        self._check_block_sizes()
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}, must be above 0, or None")
+
+    def _check_block_sizes(self) -> None:
+        if not isinstance(self.block_sizes, Mapping):
+            raise ConfigError(
+                f"block_sizes is {self.block_sizes!r}, must map kinds to tokens: {{'sliding_window': 32}}"
+            )
+        for kind, size in self.block_sizes.items():
+            if kind not in ATTENTION_KINDS:
+                raise ConfigError(f"block_sizes names {kind!r}, must be one of {', '.join(ATTENTION_KINDS)}")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ConfigError(f"block_sizes[{kind!r}] is {size!r}, must be a whole number of at least 1 token")
 
 
 @dataclass(frozen=True)

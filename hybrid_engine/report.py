@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
-from hybrid_engine.models.base import LayerInfo, MambaInfo, ModelInfo
+from hybrid_engine.models.base import LayerInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
 
@@ -44,7 +44,7 @@ def layer_table(info: ModelInfo) -> Table:
     columns += ["experts"] if has_experts else []
     table = new_table("Layers", *columns, left=("kind", "sees", "rope scaling"))
     for layer in info.layers:
-        cells = _state_cells(layer.mamba) if layer.mamba is not None else _attention_cells(layer)
+        cells = _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
         experts = (_count(layer.num_experts),) if has_experts else ()
         table.add_row(str(layer.index), layer.kind.removesuffix("_attention"), *cells, *experts)
     return table
@@ -56,10 +56,11 @@ def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
     return (_layer_reach(layer), *counts, base, layer.rope_scaling)
 
 
-def _state_cells(mamba: MambaInfo) -> tuple[str, ...]:
+def _state_cells(layer: LayerInfo) -> tuple[str, ...]:
     """Say of a recurrent layer what it has in common with attention: Mamba-2's heads."""
-    head_size = _count(mamba.head_size if mamba.num_heads else 0)
-    return ("a state", _count(mamba.num_heads), "-", head_size, "-", "none")
+    mamba = layer.mamba
+    heads = (str(mamba.num_heads), "-", str(mamba.head_size)) if mamba and mamba.num_heads else ("-", "-", "-")
+    return ("a state", *heads, "-", "none")
 
 
 def _count(number: int) -> str:

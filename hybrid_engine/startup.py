@@ -7,7 +7,6 @@ that what `hybrid-engine plan` prints is what runs.
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import re
@@ -22,8 +21,8 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig, require_integers
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.engine import Engine
-from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
-from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.errors import CapacityError, ConfigError
+from hybrid_engine.groups.spec import group_layers, with_block_sizes
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.models.registry import describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
@@ -32,6 +31,7 @@ from hybrid_engine.scheduler import Scheduler
 from hybrid_engine.structured import Grammars
 from hybrid_engine.tokenizer import load_tokenizer
 from hybrid_engine.weights import open_checkpoint
+from hybrid_engine.weights.checkpoint import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ class EngineSettings(TypedDict, total=False):
     """Bytes, or a text like '2GiB'; None: a quarter of the free memory, at most 4 GiB."""
     block_size: int
     """Tokens in a cache block (16)."""
+    block_sizes: Mapping[str, int]
+    """Tokens in a block of the layers of a kind where they are to differ: {'sliding_window': 32}."""
     enable_prefix_caching: bool
     max_num_seqs: int
     """Requests that run at once."""
@@ -97,6 +99,7 @@ class EngineConfig:
 CACHE_SETTINGS = {
     "cache_memory_bytes": "memory_bytes",
     "block_size": "block_size",
+    "block_sizes": "block_sizes",
     "enable_prefix_caching": "enable_prefix_caching",
 }
 SCHEDULER_SETTINGS = {
@@ -153,7 +156,7 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
     wanted_len = _wanted_len(info, config.max_model_len)
     specs = info.cache_specs(block_size=config.cache.block_size, element_bytes=dtype.itemsize)
     memory = plan_memory(
-        group_layers(specs),
+        group_layers(with_block_sizes(specs, config.cache.block_sizes)),
         config.cache.memory_bytes or default_memory_bytes(),
         max_model_len=wanted_len,
         max_num_seqs=config.scheduler.max_num_seqs,
@@ -202,16 +205,13 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
 def read_model_config(model: str | Path) -> dict[str, Any]:
     """Read a model's config from a config.json, a folder that holds one, a .gguf file or a folder that holds one.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none or it holds something else.
     """
     path = Path(model)
     file = path / "config.json" if path.is_dir() else path
     if file.suffix != ".json" or not file.exists():
         return open_checkpoint(path).config
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
+    return read_json(file)
 
 
 def default_memory_bytes() -> int:

@@ -35,19 +35,29 @@ CONTROL, USER_DEFINED = 3, 4
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a checkpoint: a folder, or a .gguf file.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none or it can't be read.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path} doesn't exist: give a folder with a tokenizer, or a .gguf file")
     folder = path if path.is_dir() else path.parent
     if (folder / "tokenizer.json").exists():
-        return PreTrainedTokenizerFast.from_pretrained(folder)
+        return _read(PreTrainedTokenizerFast, folder)
     if path.is_dir() and ((path / "tokenizer.model").exists() or (path / "vocab.json").exists()):
-        return AutoTokenizer.from_pretrained(path)
+        return _read(AutoTokenizer, path)
     if path.is_dir() and not any(path.glob("*.gguf")):
         raise CheckpointError(f"{path} holds no tokenizer: tokenizer.json, tokenizer.model or a .gguf file is needed")
     return _from_gguf(path if path.is_file() else find_gguf(path))
+
+
+def _read(tokenizer_class: Any, folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        return tokenizer_class.from_pretrained(folder)
+    except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a missing key leads to
+        raise CheckpointError(
+            f"the tokenizer in {folder} can't be read ({type(error).__name__}: {error}): its files are incomplete or "
+            f"damaged"
+        ) from error
 
 
 def cache_folder() -> Path:

@@ -18,8 +18,8 @@ from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Weight
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-MAMBA, MAMBA2 = "mamba", "mamba2"
-RECURRENT = (MAMBA, MAMBA2)
+MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
+RECURRENT = (MAMBA, MAMBA2, SHORT_CONV)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
 
@@ -64,12 +64,33 @@ class MambaInfo:
 
 
 @dataclass(frozen=True)
+class ShortConvInfo:
+    """What a layer that only convolves is made of (Lfm)."""
+
+    num_conv_channels: int
+    conv_width: int
+    """Inputs that the convolution sees, the token's own counted."""
+    has_bias: bool = False
+    """Whether the convolution and the projections have one."""
+
+    @property
+    def has_conv_bias(self) -> bool:
+        """Whether the convolution has one."""
+        return self.has_bias
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """No recurrent state: the inputs of the convolution are all that is kept."""
+        return (0,)
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     """One row of the layer table."""
 
     index: int
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention", "mamba" or "mamba2"."""
+    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2" or "conv"."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -79,9 +100,16 @@ class LayerInfo:
     chunk: int | None = None
     """Tokens in a chunk of a chunked layer."""
     mamba: MambaInfo | None = None
-    """What a recurrent layer is made of; None for attention."""
+    """What a Mamba-1 or Mamba-2 layer is made of."""
+    short_conv: ShortConvInfo | None = None
+    """What a layer that only convolves is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
+
+    @property
+    def recurrent(self) -> MambaInfo | ShortConvInfo | None:
+        """What a layer that keeps one state is made of; None for attention."""
+        return self.mamba or self.short_conv
 
     @property
     def rope_theta(self) -> float:
@@ -95,10 +123,10 @@ class LayerInfo:
 
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the layer keeps between steps."""
-        if self.mamba is not None:
+        if self.recurrent is not None:
             return MambaSpec(
-                conv_shape=(self.mamba.num_conv_channels, self.mamba.conv_width - 1),
-                ssm_shape=self.mamba.ssm_shape,
+                conv_shape=(self.recurrent.num_conv_channels, self.recurrent.conv_width - 1),
+                ssm_shape=self.recurrent.ssm_shape,
                 conv_element_bytes=element_bytes,
             )
         size = (self.num_kv_heads, self.head_size, element_bytes, block_size)
@@ -146,7 +174,7 @@ class StateCache:
     conv_SIW: Tensor
     """The convolution's last inputs, [S, channels, width - 1], in the model's dtype."""
     ssm_S: Tensor
-    """The recurrent states, float32 [S, I, N] (Mamba-1) or [S, H, D, N] (Mamba-2)."""
+    """The recurrent states, float32 [S, I, N] (Mamba-1), [S, H, D, N] (Mamba-2) or [S, 0] (a convolution alone)."""
 
 
 @dataclass(frozen=True)

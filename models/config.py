@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, RECURRENT, SLIDING, LayerInfo, MambaInfo
-from hybrid_engine.models.layers.rope import NO_ROPE, SCALINGS, Rope, yarn_magnitude
+from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
+from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
 ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
@@ -32,9 +33,15 @@ class Names:
     layers: str = "model.layers"
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
+    attention_out: str = "o_proj"
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
     mamba: str = "mamba"
+    short_conv: str = "conv"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
+    mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    mlp_down: str = "down_proj"
     final_norm: str = "model.norm"
 
 
@@ -64,6 +71,10 @@ class DecoderConfig:
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
+    has_attention_gate: bool = False
+    """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
+    has_sandwich_norms: bool = False
+    """Whether a sublayer's output is normed before it is added to the residual stream (Lfm3)."""
     has_zero_centered_norms: bool = False
     """Whether norms multiply by 1 + weight."""
     has_float32_residual: bool = False
@@ -83,25 +94,40 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's part of a config; a multimodal one nests it and keeps some ids outside."""
     if "text_config" not in config:
         return dict(config)
+    check_field(config, "text_config", FIELDS_INSIDE)
     shared = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
     return {**config["text_config"], **{key: config[key] for key in shared if key in config}}
 
 
 def with_defaults(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A config in which absent keys have the value of the architecture's config class; null stays null."""
-    return {**defaults, **config}
+    """A config in which absent keys have the value of the architecture's config class; null stays null.
+
+    Raises ConfigError for a value that no architecture could mean.
+    """
+    assert defaults.keys() <= FIELDS.keys(), f"no rule for {sorted(defaults.keys() - FIELDS.keys())}"
+    values = {**defaults, **config}
+    check_fields(values)
+    return values
 
 
-def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None) -> DecoderConfig:
+def resolve(
+    values: Mapping[str, Any],
+    kinds: tuple[str, ...],
+    *,
+    mamba: MambaInfo | None = None,
+    short_conv: ShortConvInfo | None = None,
+) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba: what recurrent layers are.
-    Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
+    layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba)
+    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
-    head_sizes = {layer.head_size for layer in layers if layer.mamba is None}
+    if mamba is not None and mamba.num_heads % mamba.num_groups:
+        raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
+    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -120,11 +146,16 @@ def resolve(values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaIn
 
 
 def layer_table(
-    values: Mapping[str, Any], kinds: tuple[str, ...], *, mamba: MambaInfo | None = None
+    values: Mapping[str, Any],
+    kinds: tuple[str, ...],
+    *,
+    mamba: MambaInfo | None = None,
+    short_conv: ShortConvInfo | None = None,
 ) -> tuple[LayerInfo, ...]:
     """One row a layer."""
     rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
-    rows |= {kind: LayerInfo(index=-1, kind=kind, mamba=mamba) for kind in set(kinds) & set(RECURRENT)}
+    for kind in set(kinds) & set(RECURRENT):
+        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -132,11 +163,14 @@ def attention_row(values: Mapping[str, Any], kind: str) -> LayerInfo:
     """What attention layers of a kind have in common; the index is to be set."""
     num_heads = positive(values, "num_attention_heads")
     num_kv_heads = values.get("num_key_value_heads") or num_heads
+    hidden_size = positive(values, "hidden_size")
     if num_heads % num_kv_heads:
         raise ConfigError(
             f"num_attention_heads is {num_heads}, must be a multiple of num_key_value_heads ({num_kv_heads})"
         )
-    head_size = values.get("head_dim") or positive(values, "hidden_size") // num_heads
+    head_size = values.get("head_dim") or hidden_size // num_heads
+    if head_size == 0:
+        raise ConfigError(f"num_attention_heads is {num_heads}, must be at most hidden_size ({hidden_size})")
     return LayerInfo(
         index=-1,
         kind=kind,
@@ -166,7 +200,8 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    names = {**LEGACY_KINDS, **{name: kind for kind in known if kind in RECURRENT for name in RECURRENT_NAMES}}
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:
         raise ConfigError(f"layer_types has {len(kinds)} entries, must have one for each of the {num_layers} layers")
@@ -199,19 +234,27 @@ def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
     if scaling not in SCALINGS:
         raise ConfigError(f"rope scaling is {scaling!r}, must be one of {', '.join(SCALINGS)}")
     share = fields.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
-    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=int(head_size * share), scaling=scaling)
+    num_turning = int(head_size * share)
+    if scaling == PROPORTIONAL:
+        size, factor = num_turning // 2 * 2, float(fields.get("factor") or 1.0)
+        return Rope(float(fields["rope_theta"]), head_size, scaling, factor, num_turning=size)
+    if num_turning % 2:
+        raise ConfigError(f"{num_turning} of a head's {head_size} elements are to turn, must be an even number")
+    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=num_turning, scaling=scaling)
     return with_scaling(rope, fields, values) if scaling != "default" else rope
 
 
 def rope_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The rope fields that hold for a kind of layer, from either schema, with a rope_theta."""
     new = values.get("rope_parameters")
+    check_fields(new or {}, ROPE_FIELDS, where="rope_parameters")
     if new and kind in new:  # keyed by kind; null there leaves the defaults
-        fields = dict(new[kind] or {})
+        fields, where = dict(new[kind] or {}), f"rope_parameters of {kind}"
     elif new and SLIDING not in new and FULL not in new:
-        fields = dict(new)
+        fields, where = dict(new), "rope_parameters"
     else:
-        fields = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {})
+        fields, where = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {}), "rope_scaling"
+    check_fields(fields, ROPE_FIELDS, where=where)
     theta_key = "rope_local_base_freq" if is_local(values, kind) else "rope_theta"
     if fields.get("rope_theta") is None:
         fields["rope_theta"] = values[theta_key]
@@ -232,8 +275,8 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
     )
     factor = fields.get("factor") or values["max_position_embeddings"] / original
     names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    given = {name: float(fields[name]) for name in names if fields.get(name) is not None}
-    return Rope(
+    given: dict[str, Any] = {name: float(fields[name]) for name in names if fields.get(name) is not None}
+    scaled = Rope(
         theta=rope.theta,
         rotary_size=rope.rotary_size,
         scaling=rope.scaling,
@@ -244,6 +287,15 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
         divisors=tuple(fields.get("divisors", ())),
         **given,
     )
+    if scaled.scaling == "llama3" and scaled.low_freq_factor >= scaled.high_freq_factor:
+        low, high = scaled.low_freq_factor, scaled.high_freq_factor
+        raise ConfigError(f"low_freq_factor is {low:g}, must be below high_freq_factor ({high:g})")
+    if scaled.scaling == "divisors" and 2 * len(scaled.divisors) != scaled.rotary_size:
+        num_frequencies = scaled.rotary_size // 2
+        raise ConfigError(
+            f"there are {len(scaled.divisors)} rope divisors, must be one a frequency ({num_frequencies})"
+        )
+    return scaled
 
 
 def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
@@ -272,7 +324,5 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
 
 def positive(values: Mapping[str, Any], key: str) -> int:
     """A count from a config. Raises ConfigError when it is missing or not a whole number above 0."""
-    value = values.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"the model's config has {key} = {value!r}, must be a whole number above 0")
-    return value
+    check_field(values, key, COUNT)
+    return values[key]

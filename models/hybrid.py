@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import add_rms_norm, rms_norm
 from hybrid_engine.kernels.ssm import StateMeta
-from hybrid_engine.models.base import MAMBA, MAMBA2, LayerCache, LayerInfo, StateCache
+from hybrid_engine.models.base import MAMBA, MAMBA2, SHORT_CONV, LayerCache, LayerInfo, StateCache
 from hybrid_engine.models.config import DecoderConfig
 from hybrid_engine.models.decoder import DecoderLayer
 from hybrid_engine.models.layers.attention import Attention
@@ -18,8 +18,9 @@ from hybrid_engine.models.layers.mamba import MambaMixer
 from hybrid_engine.models.layers.mamba2 import Mamba2Mixer
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.norm import Norm
+from hybrid_engine.models.layers.short_conv import ShortConv
 
-Mixer = Attention | MambaMixer | Mamba2Mixer
+Mixer = Attention | MambaMixer | Mamba2Mixer | ShortConv
 
 
 def make_mixer(info: LayerInfo, config: DecoderConfig) -> Mixer:
@@ -29,6 +30,8 @@ def make_mixer(info: LayerInfo, config: DecoderConfig) -> Mixer:
         return MambaMixer(f"{layer}.{names.mamba}", info, config)
     if info.kind == MAMBA2:
         return Mamba2Mixer(f"{layer}.{names.mamba}", info, config)
+    if info.kind == SHORT_CONV:
+        return ShortConv(f"{layer}.{names.short_conv}", info, config)
     return Attention(f"{layer}.{names.attention}", info, config)
 
 
@@ -129,4 +132,6 @@ class DenseLayer(MlpLayer):
             intermediate_size=config.intermediate_size,
             activation=config.activation,
             has_bias=config.has_mlp_bias,
+            gate_up=config.names.mlp_gate_up,
+            down=config.names.mlp_down,
         )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, gemma, jamba, llama, mamba
+from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba, three_kinds
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -33,12 +33,15 @@ ARCHITECTURES = {
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
     "jamba": Architecture(jamba.resolve_jamba, jamba.build),
+    "lfm2": Architecture(lfm.resolve_lfm2, lfm.build),
+    "lfm3": Architecture(lfm.resolve_lfm3, lfm.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
     "mamba": Architecture(mamba.resolve_mamba, mamba.build),
     "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
+    "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""
 
@@ -51,12 +54,27 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     if dtype not in DTYPES:
         allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
         raise ConfigError(f"dtype is {str(dtype).removeprefix('torch.')}, must be {allowed}")
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
+    check_unquantised({**values, **config})
     kind = values.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
     architecture = ARCHITECTURES[kind]
     return architecture.build(architecture.resolve(values), dtype).to(device)
+
+
+def check_unquantised(values: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a config that says that its weights are quantised: they would be read as something else."""
+    for key in ("quantization_config", "compression_config"):
+        found = values.get(key)
+        if found is not None:
+            method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
+            raise ConfigError(
+                f"the model's config has {key} ({method}): quantised safetensors aren't read here, take the model in "
+                f"bfloat16, float16 or float32, or as a GGUF file"
+            )
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:

@@ -186,3 +186,10 @@ def test_a_gguf_file_without_tokens_is_refused(tmp_path):
 def test_gemmas_tokenizer_is_the_one_that_transformers_makes(real_weights):
     ours = json.loads(load_tokenizer(real_weights).backend_tokenizer.to_str())
     assert ours == json.loads(converted(real_weights).backend_tokenizer.to_str())
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_file_that_holds_none_is_refused(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"the tokenizer in .* can't be read"):
+        load_tokenizer(tmp_path)

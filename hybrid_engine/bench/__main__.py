@@ -2,4 +2,5 @@
 
 from hybrid_engine.bench.commands import app
 
-app()
+if __name__ == "__main__":
+    app()

@@ -61,12 +61,27 @@ def engine(
     _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers), json, markdown)
 
 
+@app.command()
+def three_kinds(
+    rounds: RoundsOption = 3, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
+) -> None:
+    """What a hit saves in a model with full attention, sliding windows and recurrent states."""
+    from hybrid_engine.bench import three_kinds as bench
+
+    _show(bench.run(num_rounds=rounds, num_threads=threads), json, markdown)
+
+
 @app.command(name="all")
 def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
     """All of the above, one after the other."""
-    from hybrid_engine.bench import engine, kernels, scheduler
+    from hybrid_engine.bench import engine, kernels, scheduler, three_kinds
 
-    runs = (scheduler.run(), kernels.run(num_threads=threads), engine.run(num_threads=threads))
+    runs = (
+        scheduler.run(),
+        kernels.run(num_threads=threads),
+        three_kinds.run(num_threads=threads),
+        engine.run(num_threads=threads),
+    )
     _show(itertools.chain.from_iterable(runs), json, markdown)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybrid_engine.errors import ConfigError
 
@@ -100,10 +100,14 @@ class MambaSpec:
     conv_shape: tuple[int, int]
     """Channels of the convolution, and its last inputs that are kept (its width - 1)."""
     ssm_shape: tuple[int, ...]
-    """The recurrent state; () for a layer that only convolves."""
+    """The recurrent state; (0,), no elements, for a layer that only convolves."""
     conv_element_bytes: int
     ssm_element_bytes: int = 4
     """States drift in 16 bits: float32 unless said otherwise."""
+
+    def __post_init__(self) -> None:
+        if not self.ssm_shape:
+            raise ConfigError("ssm_shape is (), which is one number, must be (0,) where there is no recurrent state")
 
     @property
     def kind(self) -> str:
@@ -118,12 +122,30 @@ class MambaSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
-        num_recurrent = math.prod(self.ssm_shape) if self.ssm_shape else 0
-        return math.prod(self.conv_shape) * self.conv_element_bytes + num_recurrent * self.ssm_element_bytes
+        conv_bytes = math.prod(self.conv_shape) * self.conv_element_bytes
+        return conv_bytes + math.prod(self.ssm_shape) * self.ssm_element_bytes
 
 
 LayerSpec = AttentionSpec | MambaSpec
 """What one layer keeps."""
+ATTENTION_KINDS = ("full_attention", "sliding_window", "chunked_local")
+"""Kinds that keep keys and values, in blocks whose size can be chosen."""
+
+
+def with_block_sizes(specs: Mapping[int, LayerSpec], block_sizes: Mapping[str, int]) -> dict[int, LayerSpec]:
+    """The specs, with blocks of another size where one is named for their kind.
+
+    Raises ConfigError for a kind that no layer is of.
+    """
+    kinds = {spec.kind for spec in specs.values()}
+    if foreign := sorted(block_sizes.keys() - kinds):
+        raise ConfigError(f"block_sizes names {', '.join(foreign)}, this model has {', '.join(sorted(kinds))}")
+    return {
+        index: replace(spec, block_size=block_sizes[spec.kind])
+        if isinstance(spec, AttentionSpec) and spec.kind in block_sizes
+        else spec
+        for index, spec in specs.items()
+    }
 
 
 @dataclass(frozen=True)

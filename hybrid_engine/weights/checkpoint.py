@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,3 +82,18 @@ def listed(names: Iterable[str]) -> str:
     """A few names and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object. Raises CheckpointError when the file is missing, can't be read or holds something else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} can't be read: {error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file} holds a {type(value).__name__}, must be an object")
+    return value

@@ -40,7 +40,7 @@ def load_weights(
 ) -> None:
     """Fill every weight and hand it over, one at a time, so that no more than one lies in memory twice.
 
-    Raises CheckpointError when a tensor is missing, has another shape, holds NaN or is left over.
+    Raises CheckpointError when a tensor is missing, has another shape, is of integers, isn't finite or is left over.
     """
     weights = list(weights)
     names = stored_names(checkpoint)
@@ -60,20 +60,30 @@ def filled(weight: Weight, checkpoint: Checkpoint, names: dict[str, str], *, dty
         stop = start + part.shape[0]
         tensor[start:stop] = read_part(part, checkpoint, names[part.name], dtype=dtype)
         start = stop
-    if tensor.isnan().any():
+    if not tensor.isfinite().all():
         parts = ", ".join(part.name for part in weight.parts)
-        raise CheckpointError(f"{checkpoint.path}: NaN in {parts}")
+        raise CheckpointError(f"{checkpoint.path}: {'NaN' if tensor.isnan().any() else 'infinity'} in {parts}")
     return tensor
 
 
 def read_part(part: Part, checkpoint: Checkpoint, name: str, *, dtype: torch.dtype) -> Tensor:
-    """One tensor of the checkpoint. Raises CheckpointError when its shape isn't what the config implies."""
+    """One tensor of the checkpoint.
+
+    Raises CheckpointError when its shape isn't what the config implies, or when it holds integers: those are quantised
+    weights, which mean nothing without their scales.
+    """
     shape = tuple(checkpoint.shape(name))
     if shape != part.shape:
         raise CheckpointError(
             f"{checkpoint.path}: {name} has shape {list(shape)}, its config implies {list(part.shape)}"
         )
-    return checkpoint.tensor(name, dtype=dtype)
+    tensor = checkpoint.tensor(name, dtype=dtype)
+    if not tensor.is_floating_point():
+        stored = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} is stored as {stored}, must be a float: take a checkpoint that isn't quantised"
+        )
+    return tensor
 
 
 def check_complete(checkpoint: Checkpoint, names: dict[str, str], wanted: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hybrid_engine.errors import CheckpointError
-from hybrid_engine.weights.checkpoint import Checkpoint
+from hybrid_engine.weights.checkpoint import Checkpoint, read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -113,16 +113,3 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
         verb = "cut short" if size < wanted else "too long"
         raise CheckpointError(f"{file} is {verb}: {size} bytes, its header says {wanted}")
     return header
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError when the file is missing or holds something else."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{file} is missing") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{file} holds a {type(value).__name__}, must be an object")
-    return value

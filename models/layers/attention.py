@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from hybrid_engine.kernels.attention import AttentionMeta, attention, qkv_norm_rope_write
@@ -28,9 +29,12 @@ class Attention(nn.Module):
         query_size, kv_size = info.num_heads * info.head_size, info.num_kv_heads * info.head_size
         inner = {f"{name}.q_proj": query_size, f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size}
         self.qkv = FusedLinear(config.hidden_size, inner, has_bias=config.has_qkv_bias)
-        self.out = FusedLinear(query_size, {f"{name}.o_proj": config.hidden_size}, has_bias=config.has_output_bias)
-        self.q_norm = Norm(f"{name}.q_norm", info.head_size) if config.has_qk_norm else None
-        self.k_norm = Norm(f"{name}.k_norm", info.head_size) if config.has_qk_norm else None
+        out, names = {f"{name}.{config.names.attention_out}": config.hidden_size}, config.names
+        self.out = FusedLinear(query_size, out, has_bias=config.has_output_bias)
+        self.q_norm = Norm(f"{name}.{names.q_norm}", info.head_size) if config.has_qk_norm else None
+        self.k_norm = Norm(f"{name}.{names.k_norm}", info.head_size) if config.has_qk_norm else None
+        gate = {f"{name}.gate_proj": info.num_heads}
+        self.gate = FusedLinear(config.hidden_size, gate) if config.has_attention_gate else None
 
     def forward(self, x_TE: Tensor, *, table: tuple[Tensor, Tensor], meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """[T, E]. table: cosines and sines of the tokens' positions."""
@@ -56,6 +60,8 @@ class Attention(nn.Module):
             chunk=self.info.chunk,
             softcap=self.softcap,
         )
+        if self.gate is not None:
+            out_THD = out_THD * torch.sigmoid(self.gate(x_TE))[:, :, None]
         return self.out(out_THD.flatten(1))
 
     def check(self, info: LayerInfo) -> None:

@@ -15,7 +15,7 @@ from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Part, Weight
 
 if TYPE_CHECKING:
-    from hybrid_engine.models.base import LayerInfo, MambaInfo, StateCache
+    from hybrid_engine.models.base import LayerInfo, MambaInfo, ShortConvInfo, StateCache
     from hybrid_engine.models.config import DecoderConfig
 
 
@@ -25,9 +25,10 @@ class Conv(WeightModule):
     weight_IW: Tensor
     bias_I: Tensor | None
 
-    def __init__(self, name: str, info: MambaInfo) -> None:
+    def __init__(self, name: str, info: MambaInfo | ShortConvInfo, *, activation: str | None = "silu") -> None:
         super().__init__()
         channels = info.num_conv_channels
+        self.activation = activation
         self.bias_I = None
         weight = Weight("weight_IW", (Part(f"{name}.weight", (channels, 1, info.conv_width)),), is_float32=True)
         bias = Weight("bias_I", (Part(f"{name}.bias", (channels,)),), is_float32=True)
@@ -38,8 +39,10 @@ class Conv(WeightModule):
         setattr(self, weight.attribute, tensor.squeeze(1) if weight.attribute == "weight_IW" else tensor)
 
     def forward(self, x_TI: Tensor, *, meta: StateMeta, conv_SIW: Tensor) -> Tensor:
-        """Convolve and apply SiLU: [T, I]. conv_SIW: the layer's states, advanced in place."""
-        return causal_conv1d(x_TI, self.weight_IW, self.bias_I, conv_SIW=conv_SIW, meta=meta)
+        """Convolve and activate: [T, I]. conv_SIW: the layer's states, advanced in place."""
+        return causal_conv1d(
+            x_TI, self.weight_IW, self.bias_I, conv_SIW=conv_SIW, meta=meta, activation=self.activation
+        )
 
 
 class Dynamics(WeightModule):

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-SCALINGS = ("default", "linear", "llama3", "yarn", "divisors")
-"""Scalings known here. "divisors": one for each frequency, as a GGUF file gives Llama 3.1's."""
+PROPORTIONAL = "proportional"
+SCALINGS = ("default", "linear", "llama3", "yarn", PROPORTIONAL, "divisors")
+"""Scalings known here. "proportional": the frequencies of the whole head, of which only the first turn. "divisors": one
+for each frequency, as a GGUF file gives Llama 3.1's."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,16 @@ class Rope:
     magnitude: float = 1.0
     """yarn: what cosines and sines are multiplied with."""
     divisors: tuple[float, ...] = ()
+    num_turning: int = 0
+    """proportional: elements of a head that really turn; the others of rotary_size have frequency 0."""
 
     def __str__(self) -> str:
         if not self.rotary_size:
             return "none"
         if self.scaling in ("default", "divisors"):
             return self.scaling
+        if self.scaling == PROPORTIONAL:
+            return f"{self.num_turning} of {self.rotary_size}"
         return f"{self.scaling} x{self.factor:g}"
 
     def frequencies(self) -> Tensor:
@@ -49,6 +55,8 @@ class Rope:
         plain = 1.0 / self.theta**exponents
         if self.scaling == "linear":
             return plain / self.factor
+        if self.scaling == PROPORTIONAL:
+            return plain / self.factor * (torch.arange(len(plain)) < self.num_turning // 2)
         if self.scaling == "llama3":
             return self._llama3(plain)
         if self.scaling == "yarn":

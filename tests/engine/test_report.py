@@ -31,3 +31,16 @@ def test_the_layer_table_shows_what_recurrent_layers_are():
         ["1", "mamba", "a", "state", "-", "-", "-", "-", "none", "16"],
         ["2", "full", "all", "32", "8", "128", "-", "none", "-"],
     ]
+
+
+def test_the_layer_table_shows_three_kinds_of_memory():
+    config = {"model_type": "lfm3", "layer_types": ["conv", "full_attention", "sliding_attention"]}
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(layer_table(describe_model(config | {"num_hidden_layers": 3})))
+    rows = [line.split() for line in capture.get().splitlines() if line.strip()[:1].isdigit()]
+    assert rows == [
+        ["0", "conv", "a", "state", "-", "-", "-", "-", "none"],
+        ["1", "full", "all", "16", "4", "128", "1,000,000", "64", "of", "128"],
+        ["2", "sliding", "last", "256", "16", "4", "128", "10,000", "default"],
+    ]

@@ -36,6 +36,12 @@ def test_settings_go_to_the_part_they_belong_to():
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"block_sizes": 32}, "block_sizes is 32, must map kinds to tokens"),
+        (
+            {"block_sizes": {"sliding": 32}},
+            "block_sizes names 'sliding', must be one of full_attention, sliding_window",
+        ),
+        ({"block_sizes": {"sliding_window": 0}}, r"block_sizes\['sliding_window'\] is 0, must be a whole number"),
     ],
 )
 def test_a_wrong_setting_is_refused(settings, message):
@@ -53,6 +59,18 @@ def test_a_config_that_is_no_json_is_refused(tmp_path):
         read_model_config(tmp_path)
 
 
+def test_a_config_that_is_no_object_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config.json holds a list, must be an object"):
+        read_model_config(tmp_path)
+
+
+def test_a_config_that_is_a_folder_is_refused(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(CheckpointError, match="can't be read"):
+        read_model_config(tmp_path)
+
+
 def test_a_model_that_isnt_there_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere"):
         read_model_config(tmp_path / "nowhere")
@@ -67,6 +85,20 @@ def test_a_plan_needs_the_config_alone(tiny_gemma3, tmp_path):
     ]
     assert plan.memory.used_bytes <= 1 << 20
     assert plan.max_model_len == 256
+
+
+def test_each_kind_of_group_can_have_blocks_of_its_own_size(tiny_gemma3):
+    plan = LLM.plan(tiny_gemma3, cache_memory_bytes="1MiB", block_size=8, block_sizes={"sliding_window": 32})
+    assert [(group.spec.kind, group.block_size) for group in plan.memory.groups] == [
+        ("sliding_window", 32),
+        ("full_attention", 8),
+    ]
+
+
+def test_a_block_size_for_a_kind_that_no_layer_is_of_is_refused(tiny_gemma3):
+    message = "block_sizes names chunked_local, this model has full_attention, sliding_window"
+    with pytest.raises(ConfigError, match=message):
+        LLM.plan(tiny_gemma3, block_sizes={"chunked_local": 32})
 
 
 def test_the_stored_dtype_is_taken_and_half_precision_becomes_bfloat16(tiny_gemma3, tmp_path):

@@ -39,9 +39,9 @@ class PagedRun:
 
     def _empty(self, num_blocks: int, layer: LayerInfo) -> LayerCache | StateCache:
         dtype = self.model.dtype
-        if layer.mamba is not None:
-            conv_shape = (num_blocks, layer.mamba.num_conv_channels, layer.mamba.conv_width - 1)
-            return StateCache(_nan(conv_shape, dtype), _nan((num_blocks, *layer.mamba.ssm_shape), torch.float32))
+        if layer.recurrent is not None:
+            conv_shape = (num_blocks, layer.recurrent.num_conv_channels, layer.recurrent.conv_width - 1)
+            return StateCache(_nan(conv_shape, dtype), _nan((num_blocks, *layer.recurrent.ssm_shape), torch.float32))
         shape = (num_blocks, layer.num_kv_heads, self.block_size, layer.head_size)
         return LayerCache(_nan(shape, dtype), _nan(shape, dtype))
 

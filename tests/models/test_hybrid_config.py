@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from transformers import BambaConfig, GraniteMoeHybridConfig, JambaConfig, Mamba2Config, MambaConfig
+from transformers import (
+    BambaConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm3Config,
+    Mamba2Config,
+    MambaConfig,
+)
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, jamba, mamba
+from hybrid_engine.models import bamba, jamba, lfm, mamba
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -19,6 +28,8 @@ PERIODS = {"attn_layer_period": 3, "attn_layer_offset": 2, "expert_layer_period"
 JAMBA = SMALL | {"model_type": "jamba"} | PERIODS
 BAMBA = SMALL | {"model_type": "bamba"}
 GRANITE = SMALL | {"model_type": "granitemoehybrid"}
+LFM = {key: SMALL[key] for key in SMALL if not key.startswith("mamba")} | {"pad_token_id": None}
+LFM2, LFM3 = LFM | {"model_type": "lfm2"}, LFM | {"model_type": "lfm3"}
 OLD_LIST = [MAMBA, MAMBA, "attention", MAMBA, MAMBA, "attention", MAMBA]
 NEW_LIST = [FULL if kind == "attention" else "linear_attention" for kind in OLD_LIST]
 
@@ -68,6 +79,43 @@ def test_kinds_are_those_of_transformers(config, theirs):
     assert kinds(config) == [recurrent if kind == "linear_attention" else kind for kind in theirs.layer_types]
 
 
+@pytest.mark.parametrize(
+    ("config", "theirs"),
+    [
+        (LFM2, Lfm2Config(**LFM2)),
+        (LFM2 | {"full_attn_idxs": [1, 4]}, Lfm2Config(**LFM2, full_attn_idxs=[1, 4])),
+        (LFM3, Lfm3Config(**LFM3)),
+    ],
+    ids=["lfm2: attention everywhere", "lfm2: indices", "lfm3"],
+)
+def test_kinds_of_short_convolution_hybrids_are_those_of_transformers(config, theirs):
+    assert kinds(config) == theirs.layer_types
+
+
+def test_an_empty_lfm3_config_has_the_ropes_of_transformers():
+    theirs, layers = Lfm3Config().rope_parameters, describe_model({"model_type": "lfm3"}).layers
+    ropes = {layer.kind: (layer.rope_theta, layer.rope.num_turning) for layer in layers if layer.recurrent is None}
+    assert ropes == {kind: (rope["rope_theta"], ropes[kind][1]) for kind, rope in theirs.items()}
+    assert ropes["full_attention"][1] == 128 * theirs["full_attention"]["partial_rotary_factor"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"intermediate_size": 100, "block_multiple_of": 7},
+        {"intermediate_size": 100, "block_ffn_dim_multiplier": 1.3, "block_multiple_of": 7},
+        {"intermediate_size": 100, "block_auto_adjust_ff_dim": False},
+        {"block_ff_dim": 90, "tie_embedding": False},
+    ],
+    ids=["default", "multiple", "multiplier", "not adjusted", "old keys"],
+)
+def test_the_width_of_lfm2s_mlp_is_that_of_transformers(change):
+    theirs = Lfm2ForCausalLM(Lfm2Config(**LFM2 | {"num_hidden_layers": 1} | change))
+    expected = sum(parameter.numel() for parameter in theirs.parameters())
+    assert describe_model(LFM2 | {"num_hidden_layers": 1} | change).num_parameters == expected
+
+
 def test_experts_come_at_their_own_period():
     layers = describe_model(JAMBA | {"num_experts": 6}).layers
     assert [layer.num_experts for layer in layers] == [0, 6, 0, 0, 0, 6, 0]
@@ -108,6 +156,8 @@ def test_limits_of_time_steps(limit, expected):
         (JambaConfig, jamba.JAMBA_DEFAULTS),
         (BambaConfig, bamba.BAMBA_DEFAULTS),
         (GraniteMoeHybridConfig, bamba.GRANITE_DEFAULTS),
+        (Lfm2Config, lfm.LFM2_DEFAULTS),
+        (Lfm3Config, lfm.LFM3_DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],
@@ -129,10 +179,25 @@ def test_defaults_are_those_of_transformers(config_class, defaults):
         (BAMBA | {"mamba_n_heads": 5}, "their product must be mamba_expand"),
         (GRANITE | {"mamba_d_head": 5}, "their product must be mamba_expand"),
         ({"model_type": "mamba2", "head_dim": 63}, "their product must be expand"),
+        (LFM3 | {"layer_types": ["mamba"] * 7}, "layer_types holds mamba; known here: full_attention, sliding"),
+        (LFM3 | {"conv_L_cache": 1}, "conv_L_cache is 1, must be at least 2"),
         ({"model_type": "mamba", "hidden_act": "relu"}, "the activation is 'relu'"),
         ({"model_type": "mamba", "hidden_act": "gelu_pytorch_tanh"}, "recurrent layers want silu"),
     ],
-    ids=["offset", "period", "experts", "short list", "foreign", "heads", "head size", "mamba2", "relu", "gelu"],
+    ids=[
+        "offset",
+        "period",
+        "experts",
+        "short list",
+        "foreign",
+        "heads",
+        "head size",
+        "mamba2",
+        "no mamba",
+        "one input",
+        "relu",
+        "gelu",
+    ],
 )
 def test_a_config_that_cannot_be_is_refused(config, message):
     with pytest.raises(ConfigError, match=message):

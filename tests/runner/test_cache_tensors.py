@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hybrid_engine.errors import CapacityError
+from hybrid_engine.errors import CapacityError, ConfigError
 from hybrid_engine.groups.spec import FullAttentionSpec, Group, MambaSpec, SlidingWindowSpec, group_layers
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.step_plan import BlockCopy
@@ -96,6 +96,23 @@ def test_a_copy_takes_the_whole_state_in_every_layer_of_the_group(states):
     for layer in (states.layers[0], states.layers[2]):
         for tensor in (layer.conv_SIW, layer.ssm_S):
             assert tensor.flatten(1).float().mean(1).tolist() == [0, 3, 2, 3, 4]
+
+
+def test_a_layer_that_only_convolves_keeps_its_inputs_and_nothing_else():
+    spec = MambaSpec(conv_shape=(6, 3), ssm_shape=(0,), conv_element_bytes=2)
+    cache = CacheTensors(group_layers({0: spec}), [3], dtype=torch.bfloat16)
+    for slot in range(4):
+        cache.poison(0, [slot], slot)
+    cache.copy_blocks([BlockCopy(0, source_id=3, target_id=1, num_slots=1)])
+    layer = cache.layers[0]
+    assert spec.page_bytes == layer.conv_SIW[1].nbytes == 36
+    assert layer.ssm_S.nbytes == 0
+    assert layer.conv_SIW.float().mean((1, 2)).tolist() == [0, 3, 2, 3]
+
+
+def test_a_state_of_no_dimensions_is_refused():
+    with pytest.raises(ConfigError, match=r"ssm_shape is \(\), which is one number, must be \(0,\)"):
+        MambaSpec(conv_shape=(6, 3), ssm_shape=(), conv_element_bytes=2)
 
 
 def test_recurrent_states_planned_in_16_bits_are_an_error():

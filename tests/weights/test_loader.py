@@ -73,11 +73,18 @@ def test_a_layer_more_than_the_config_says_is_not_ignored(folder):
         load(folder)
 
 
-def test_nan_in_a_tensor_is_found(folder, gemma):
+@pytest.mark.parametrize(("value", "word"), [(torch.nan, "NaN"), (-torch.inf, "infinity")], ids=["nan", "infinity"])
+def test_a_value_that_is_not_finite_is_found(value, word, folder, gemma):
     broken = gemma.model.layers[2].self_attn.k_proj.weight.detach().clone()
-    broken[-1, -1] = torch.nan
+    broken[-1, -1] = value
     edit(folder, **{LAYER_2: broken})
-    with pytest.raises(CheckpointError, match=rf"NaN in .*{LAYER_2}"):
+    with pytest.raises(CheckpointError, match=rf"{word} in .*{LAYER_2}"):
+        load(folder)
+
+
+def test_integer_weights_are_refused(folder, gemma):
+    edit(folder, **{LAYER_2: gemma.model.layers[2].self_attn.k_proj.weight.detach().to(torch.int8)})
+    with pytest.raises(CheckpointError, match=rf"{LAYER_2} is stored as int8, must be a float"):
         load(folder)
 
 
