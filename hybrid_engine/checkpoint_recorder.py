@@ -63,8 +63,9 @@ class CheckpointRecorder:
         All but the prompt's end leave a part of the blocks to requests that have none yet: what a running request laid
         stays while it runs, and a long prefill would else take every state there is.
         """
-        start, end = request.num_computed_tokens, request.num_computed_tokens + num_new_tokens
-        held, captures = request.held, []
+        start = request.num_computed_tokens + request.num_in_flight_tokens
+        end, held = start + num_new_tokens, request.held
+        captures = []
         for position in request.checkpoint_positions:
             is_end = position == request.num_prompt_tokens
             if start < position <= end and all(self._has_room(i, is_end) for i in self._states):
@@ -82,10 +83,12 @@ class CheckpointRecorder:
         return pool.num_free > (0 if is_end else pool.num_blocks // MIN_FREE_PART)
 
     def keep_captures(self, request: Request) -> None:
-        """Make the states that the last step wrote positions to go on from, and hold them while the request runs."""
+        """Make the states that finished steps wrote positions to go on from, and hold them while the request runs."""
         held = request.held
         assert held is not None
-        for position, targets in held.captures:
+        num_written = sum(position <= request.num_computed_tokens for position, _ in held.captures)
+        written, held.captures = held.captures[:num_written], held.captures[num_written:]
+        for position, targets in written:
             made = self._make_checkpoint(request, position, targets)
             made.is_periodic = self._is_periodic(request, position)
             checkpoint = self._record(made)
@@ -95,7 +98,6 @@ class CheckpointRecorder:
                 self._thin_path(request, position)
             for i, target in targets.items():
                 self.managers[i].pool.release((target,))
-        held.captures = []
 
     def _is_periodic(self, request: Request, position: int) -> bool:
         """Return whether a checkpoint is laid for no other reason than that the prompt is long."""
@@ -202,8 +204,8 @@ class CheckpointRecorder:
         if held is None or not self.config.enable_prefix_caching or position == 0:
             return
         if self._states:
-            # Only at the position that the states were really built from.
-            if held.state_position == position:
+            # Only at the position that the states were really built from, and when no launched step goes on writing.
+            if held.state_position == position and not request.num_in_flight_tokens:
                 states = {i: held.tables[i][0] for i in self._states}
                 self._record(self._make_checkpoint(request, position, states))
         elif position != self.lookup.align(position):

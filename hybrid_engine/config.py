@@ -8,6 +8,20 @@ from dataclasses import dataclass, field
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.groups.spec import ATTENTION_KINDS
 
+POLICIES = ("fcfs", "priority")
+MAX_ASYNC_DEPTH = 2
+SCHEDULER_COUNTS = (
+    "max_num_scheduled_tokens",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "long_prefill_token_threshold",
+    "reserved_blocks",
+    "ageing_steps",
+    "max_overtaken_steps",
+    "async_depth",
+    "draft_slots",
+)
+
 
 def require_integers(config: object, *names: str) -> None:
     """Raise ConfigError for a setting that is neither an integer nor None."""
@@ -62,6 +76,8 @@ class SchedulerConfig:
 
     max_num_scheduled_tokens: int = 2048
     """Tokens computed in one step, over all requests."""
+    max_num_batched_tokens: int | None = None
+    """Input positions in one step, the drafts that each request might have had counted; None: no limit of its own."""
     max_num_seqs: int = 64
     """Requests that run at once."""
     long_prefill_token_threshold: int = 0
@@ -70,15 +86,39 @@ class SchedulerConfig:
     """Admit a request only if all its known tokens fit, not just its first chunk."""
     watermark: float = 0.01
     """Share of each group's blocks that admission leaves free for running requests to grow into."""
+    reserved_blocks: int = 0
+    """Blocks of each group that admission leaves free beside the watermark."""
+    policy: str = "fcfs"
+    """'fcfs': in the order of arrival. 'priority': the lowest `Request.priority` first, then in that order."""
+    ageing_steps: int = 1000
+    """Under 'priority', steps of waiting that weigh as much as one unit of priority; 0: priority alone decides."""
+    max_overtaken_steps: int = 32
+    """Steps in which others may be admitted before a request that has no place yet; then all behind it wait."""
+    async_depth: int = 0
+    """Steps that may be launched before the oldest one's result is taken in; 0: one after the other."""
+    draft_slots: int = 0
+    """Most tokens guessed ahead for one request in a step."""
 
     def __post_init__(self) -> None:
-        require_integers(self, "max_num_scheduled_tokens", "max_num_seqs", "long_prefill_token_threshold")
+        require_integers(self, *SCHEDULER_COUNTS)
         for name in ("max_num_scheduled_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
         if self.long_prefill_token_threshold < 0:
             raise ConfigError(
                 f"long_prefill_token_threshold is {self.long_prefill_token_threshold}, must be at least 0 (0: no limit)"
+            )
+        for name in ("reserved_blocks", "ageing_steps", "max_overtaken_steps", "draft_slots"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 0")
+        if not 0 <= self.async_depth <= MAX_ASYNC_DEPTH:
+            raise ConfigError(f"async_depth is {self.async_depth}, must be from 0 to {MAX_ASYNC_DEPTH}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy is {self.policy!r}, must be one of {', '.join(POLICIES)}")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.draft_slots:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, must be above draft_slots "
+                f"({self.draft_slots}): one request alone takes a token and its drafts"
             )
         if not 0 <= self.watermark < 1:
             raise ConfigError(f"watermark is {self.watermark}, must be at least 0 and below 1")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from hybrid_engine.checkpoint_recorder import CheckpointRecorder
 from hybrid_engine.config import CacheConfig
-from hybrid_engine.errors import CapacityError
+from hybrid_engine.errors import CapacityError, PromptTooLongError
 from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
@@ -57,6 +57,8 @@ class Coordinator:
             for group, count in zip(self.groups, num_blocks, strict=True)
         )
         self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
+        self.last_shortage: tuple[BlockPool, int] | None = None
+        """Where the last allocation that was refused lacked blocks, and how many."""
         self._check_capacity()
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
@@ -77,6 +79,17 @@ class Coordinator:
     def capacity_tokens(self) -> int:
         """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
         return min(self._group_capacity_tokens(manager) for manager in self.managers)
+
+    def check_prompt(self, num_prompt_tokens: int) -> None:
+        """Raise PromptTooLongError when a prompt can't fit even alone."""
+        capacity = self.capacity_tokens
+        if num_prompt_tokens > capacity:
+            group = self.limiting_group()
+            raise PromptTooLongError(
+                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory holds {capacity:,} of one request "
+                f"(group {group.group_id}, {group.spec.kind}, blocks of {group.block_size} tokens): shorten the "
+                f"prompt or give the cache more memory"
+            )
 
     def limiting_group(self) -> Group:
         """Return the group whose blocks end first as a single request grows."""
@@ -130,21 +143,22 @@ class Coordinator:
         delay_cache_blocks: bool = False,
         full_sequence_must_fit: bool = False,
         chunk_tokens: int | None = None,
+        num_draft_slots: int = 0,
         reserved_blocks: int = 0,
         watermark: float = 0.0,
     ) -> bool:
         """Give a request the blocks for its next tokens in every group, or change nothing and return False.
 
-        | computed        | new_computed        | external               | new             | lookahead  |
-        |-----------------|---------------------|------------------------|-----------------|------------|
-        | held before     | a hit just found    | brought by a connector | computed now    | for drafts |
+        | computed, in flight | new_computed        | external               | new             | lookahead  |
+        |---------------------|---------------------|------------------------|-----------------|------------|
+        | held before         | a hit just found    | brought by a connector | computed now    | for drafts |
 
         num_new_computed_tokens, new_computed_blocks, partial_blocks: a hit, its full blocks by group, and the partly
             filled ones that will be copied to the first new block, for a request that holds nothing.
         num_external_computed_tokens: tokens after the hit whose cache entries a connector writes.
         delay_cache_blocks: don't make the external tokens findable now; `cache_blocks` does when they have arrived.
         full_sequence_must_fit: admit only if all known tokens and one more block fit in each group, when computed
-            chunk_tokens at a time (None: at once).
+            chunk_tokens at a time (None: at once), and a state for each of num_draft_slots.
         reserved_blocks, watermark: blocks, and share of a group's blocks, to leave free in each group.
         Raises ValueError when there is nothing to allocate.
         """
@@ -152,22 +166,25 @@ class Coordinator:
             raise ValueError(f"request {request.request_id}: no new, cached or external tokens: nothing to allocate")
         held = request.held or HeldBlocks(len(self.managers))
         num_computed = request.num_computed_tokens + num_new_computed_tokens + num_external_computed_tokens
-        num_slots = num_computed + num_new_tokens + num_lookahead_tokens
+        num_slots = num_computed + request.num_in_flight_tokens + num_new_tokens + num_lookahead_tokens
         self._release_passed(request, held)
         num_groups = len(self.managers)
         hits = new_computed_blocks or [()] * num_groups
         partials = partial_blocks or [None] * num_groups
         wanted = [
-            manager.num_wanted_blocks(table, hit, num_computed, num_slots)
+            manager.num_wanted_blocks(table, hit, num_computed, num_slots, num_lookahead_tokens)
             for manager, table, hit in zip(self.managers, held.tables, hits, strict=True)
         ]
         for manager, hit, partial, num_wanted in zip(self.managers, hits, partials, wanted, strict=True):
             needed = num_wanted
             if full_sequence_must_fit:
-                needed = max(needed, _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens))
+                peak = _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens)
+                needed = max(needed, peak + (num_draft_slots if manager.is_state else 0))
             # A request never needs a second working state to grow.
             margin = reserved_blocks + (0 if manager.is_state else math.ceil(watermark * manager.pool.num_blocks))
-            if not manager.can_take(needed + margin, hit, partial):
+            num_short = manager.num_short(needed + margin, hit, partial)
+            if num_short:
+                self.last_shortage = manager.pool, num_short
                 return False
         request.held = held
         self._take(held, hits, partials, wanted, num_computed)
@@ -273,6 +290,15 @@ class Coordinator:
                     manager.pool.free.keep_longer(block)
 
     # Facts for reports and tests
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers are recurrent."""
+        return bool(self._states)
+
+    def is_idle(self) -> bool:
+        """Return whether nobody holds any block."""
+        return all(manager.pool.num_free == manager.pool.num_blocks for manager in self.managers)
 
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return how many blocks of each group are held, cached and empty."""

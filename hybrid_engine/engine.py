@@ -49,6 +49,8 @@ class Prompt:
     """What to report as the prompt's text when it comes as token ids."""
     message_boundaries: Sequence[int] = ()
     """Tokens of the prompt after which a message ends: recurrent layers leave a state there for later turns."""
+    priority: int = 0
+    """The lower, the sooner, where the scheduling policy is 'priority'."""
 
 
 class Engine:
@@ -222,6 +224,7 @@ class Engine:
             sampling=prompt.sampling,
             cache_salt=prompt.cache_salt,
             message_boundaries=tuple(prompt.message_boundaries),
+            priority=prompt.priority,
             arrival_time=self._now(),
         )
         if prompt.request_id in self._callers or any(answer_id in self._answers for answer_id in caller.answer_ids):
@@ -248,7 +251,7 @@ class Engine:
                 f"the prompt has {len(token_ids):,} tokens, max_model_len is {self.max_model_len:,}: shorten the "
                 f"prompt, or raise max_model_len if the model reaches further"
             )
-        self.scheduler.check_prompt(len(token_ids))
+        self.scheduler.coordinator.check_prompt(len(token_ids))
 
     def _check_stops(self, sampling: SamplingParams) -> None:
         if sampling.min_tokens == 0:
@@ -317,6 +320,7 @@ class Engine:
             cache_salt=caller.cache_salt,
             seed=caller.answer_seed(index),
             message_boundaries=caller.message_boundaries,
+            priority=caller.priority,
         )
         stream = TextStream(
             self._fast_tokenizer, caller.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens

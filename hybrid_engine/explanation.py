@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 
@@ -25,12 +25,14 @@ class CacheExplanation:
     """Known, but a hit ends only where blocks of all groups end, and before the last token."""
     disabled: int = 0
     """The cache was not read: it is off, or the request asked so."""
+    external: int = 0
+    """Brought by a connector, not computed."""
 
     LAST = 1
     """The last token is always computed, for its logits."""
 
     def __post_init__(self) -> None:
-        parts = self.hit + self.LAST + self.num_missed
+        parts = self.hit + self.external + self.LAST + self.num_missed
         assert parts == self.num_prompt_tokens, f"{self} adds up to {parts}"
 
     @property
@@ -41,7 +43,7 @@ class CacheExplanation:
     @property
     def num_computed(self) -> int:
         """Tokens computed, the last one counted."""
-        return self.num_prompt_tokens - self.hit
+        return self.num_prompt_tokens - self.hit - self.external
 
     def reasons(self) -> dict[str, int]:
         """Return the tokens missed, by reason."""
@@ -56,7 +58,10 @@ class CacheExplanation:
 
     def __str__(self) -> str:
         missed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.reasons().items() if count)
-        return f"{self.num_prompt_tokens} = {self.hit} hit + {self.LAST} last" + (f" + {missed}" if missed else "")
+        brought = f" + {self.external} external" if self.external else ""
+        return f"{self.num_prompt_tokens} = {self.hit} hit{brought} + {self.LAST} last" + (
+            f" + {missed}" if missed else ""
+        )
 
 
 def explain_disabled(num_tokens: int) -> CacheExplanation:
@@ -80,3 +85,23 @@ def explain(
         bounds.append(min(max(position, bounds[-1]), last))
     window, state, alignment, evicted, never_seen = (end - start for start, end in pairwise(bounds))
     return CacheExplanation(num_tokens, hit, never_seen, evicted, state, window, alignment)
+
+
+BY_POSITION = ("missing_window", "missing_state", "alignment", "evicted", "never_seen", "disabled")
+"""The reasons in the order in which their tokens follow the hit."""
+
+
+def with_external(explanation: CacheExplanation, num_external_tokens: int) -> CacheExplanation:
+    """Attribute the tokens right behind the hit to a connector instead of the reasons for which they were missed."""
+    left, parts = num_external_tokens, {}
+    for name in BY_POSITION:
+        count = getattr(explanation, name)
+        parts[name] = count - min(left, count)
+        left -= count - parts[name]
+    return replace(explanation, external=num_external_tokens - left, **parts)
+
+
+def with_shorter_hit(explanation: CacheExplanation, num_tokens: int) -> CacheExplanation:
+    """Explain a hit of which less could be used."""
+    lost = explanation.hit - num_tokens
+    return replace(explanation, hit=num_tokens, alignment=explanation.alignment + lost) if lost else explanation

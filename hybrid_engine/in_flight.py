@@ -32,6 +32,7 @@ class CallerRequest:
     cache_salt: str
     arrival_time: float
     message_boundaries: tuple[int, ...] = ()
+    priority: int = 0
     seed: int = 0
     answers: list[Answer] = field(default_factory=list)
     """Those handed to the scheduler so far: one, then its siblings."""

@@ -12,9 +12,10 @@ from hybrid_engine.sampling_params import SamplingParams
 
 PromptLike = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, or a dict with 'prompt' or 'prompt_token_ids' (both: the ids run, the text is reported) and, if
-wanted, 'cache_salt' and 'message_boundaries' (the tokens after which a message ends)."""
+wanted, 'cache_salt', 'message_boundaries' (the tokens after which a message ends) and 'priority' (the lower, the
+sooner, where the scheduling policy is 'priority')."""
 
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "message_boundaries")
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "message_boundaries", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class PromptInput:
     cache_salt: str = ""
     message_boundaries: Sequence[int] = ()
     """Tokens after which a message ends."""
+    priority: int = 0
+    """The lower, the sooner."""
 
 
 def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
@@ -101,7 +104,10 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
         raise RequestError(f"cache_salt is {salt!r:.60}, must be text")
     if not all(isinstance(boundary, numbers.Integral) for boundary in boundaries):
         raise RequestError(f"message_boundaries is {boundaries!r:.60}, must be numbers of tokens")
-    return PromptInput(content, text, salt, boundaries)
+    priority = prompt.get("priority") or 0
+    if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):
+        raise RequestError(f"priority is {priority!r:.60}, must be an integer (the lower, the sooner)")
+    return PromptInput(content, text, salt, boundaries, int(priority))
 
 
 def _is_token_ids(value: Any) -> bool:

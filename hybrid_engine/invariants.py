@@ -7,16 +7,23 @@ from collections.abc import Iterable
 
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.base import GroupManager
-from hybrid_engine.request import Request
+from hybrid_engine.request import Request, RequestStatus
 
 
-def check_invariants(coordinator: Coordinator, running: Iterable[Request]) -> None:
-    """Raise AssertionError, with the facts, when the pools don't agree with what the running requests hold."""
-    requests = list(running)
+def check_invariants(coordinator: Coordinator, holders: Iterable[Request]) -> None:
+    """Raise AssertionError, with the facts, when the pools don't agree with what requests hold.
+
+    holders: all requests that hold blocks: those that run, land or are being loaded.
+    """
+    requests = list(holders)
+    for request in requests:
+        assert request.held is not None, f"{request} holds no blocks"
+        assert request.num_in_flight_tokens >= 0, f"{request}: {request.num_in_flight_tokens} tokens in flight"
+        assert request.num_placeholders >= 0, f"{request}: {request.num_placeholders} placeholders"
     for i, manager in enumerate(coordinator.managers):
         held: Counter[int] = Counter()
         for request in requests:
-            assert request.held is not None, f"{request} runs without blocks"
+            assert request.held is not None
             table = request.held.tables[i]
             held.update(block.block_id for block in table if block is not manager.pool.null_block)
             held.update(targets[i].block_id for _, targets in request.held.captures if i in targets)
@@ -37,9 +44,13 @@ def _check_table(manager: GroupManager, request: Request, group_index: int) -> N
     held = request.held
     assert held is not None
     table = held.tables[group_index]
-    num_blocks = -(-request.num_computed_tokens // manager.block_size)
+    num_blocks = -(-(request.num_computed_tokens + request.num_in_flight_tokens) // manager.block_size)
     assert len(table) >= num_blocks, f"{request}: {len(table)} blocks for {num_blocks} in group {group_index}"
-    needed = table[manager.first_needed_block(request.num_computed_tokens) :]
+    first = manager.first_needed_block(request.num_computed_tokens)
+    if request.status in (RequestStatus.WAITING_FOR_KV, RequestStatus.FINISHED):
+        # A load, also one whose request was aborted: what is needed where it will end.
+        first = max(first, held.first_needed[group_index])
+    needed = table[first:]
     assert manager.pool.null_block not in needed, f"{request}: a needed block of group {group_index} is null"
     for block_index, block in enumerate(table):
         if block.block_hash is not None:

@@ -215,6 +215,7 @@ class LLM:
                 cache_salt=prompt.cache_salt,
                 text=prompt.text,
                 message_boundaries=prompt.message_boundaries,
+                priority=prompt.priority,
             )
             for prompt, params in zip(inputs, as_sampling(sampling, len(inputs)), strict=True)
         ]

@@ -128,6 +128,16 @@ class PrefixLookup:
             else:
                 return hit, tuple(tables)
 
+    def collect_for_external(self, request: Request, num_local_tokens: int, end_tokens: int) -> list[list[Block]]:
+        """List the cached blocks of a hit that a connector extends to end_tokens: what is needed there, by group."""
+        tables: list[list[Block]] = []
+        for manager in self._managers:
+            num_blocks = num_local_tokens // manager.block_size
+            num_null = min(manager.first_needed_block(end_tokens), num_blocks)
+            keys = [manager.key(request.block_hashes, i) for i in range(num_null, num_blocks)]
+            tables.append([manager.pool.null_block] * num_null + [manager.pool.cached[key] for key in keys])
+        return tables
+
     def explain(self, request: Request, hit: CacheHit) -> CacheExplanation:
         """Say why a request's hit is as long as it is; to be asked before anything else changes the cache."""
         num_tokens = request.num_tokens

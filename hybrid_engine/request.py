@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hybrid_engine.explanation import CacheExplanation
 from hybrid_engine.groups.base import NEVER
@@ -20,10 +21,24 @@ class RequestStatus(enum.Enum):
     """Where a request is in its life."""
 
     WAITING = enum.auto()
+    WAITING_FOR_KV = enum.auto()
+    """It holds blocks which a connector is filling."""
     RUNNING = enum.auto()
     PREEMPTED = enum.auto()
-    """Waiting again, after it had to give its blocks back."""
+    """Waiting again, after it had to give its blocks back; while launched steps still compute it, it holds them."""
     FINISHED = enum.auto()
+
+
+class Shortage(NamedTuple):
+    """Why a request found no place; while nothing of this changes, it need not be tried again."""
+
+    pool: BlockPool
+    """Of the group that had too few free blocks."""
+    num_freed: int
+    """Blocks that this pool must have freed in all before there can be place."""
+    num_recorded: int
+    """Checkpoints recorded until then. A new one may make the hit longer where states are needed, so that blocks which
+    others hold can be shared. Without states whoever computes more of the prompt takes as many blocks as it offers."""
 
 
 class HeldBlocks:
@@ -53,15 +68,53 @@ class HeldBlocks:
         self.register_position = 0
         """Computed tokens at which another block may be full."""
         self.state_position = -1
-        """Tokens that the working states have consumed, as the step that wrote them said; -1: not written yet."""
+        """Tokens that the working states had consumed when the last step finished; -1: none was written yet."""
         self.captures: list[tuple[int, dict[int, Block]]] = []
-        """Position, and by group the block, of each state that the step in flight writes."""
+        """Position, and by group the block, of each state that launched steps write, ascending."""
         self.pinned: list[tuple[Checkpoint, list[tuple[BlockPool, Block]]]] = []
         """The checkpoints that the request laid, and what it holds of each so that nobody takes it meanwhile."""
 
 
 class Request:
     """One prompt and the answer that grows behind it. Its block hashes exist from the start and grow with it."""
+
+    # Slots, since dictionaries of so many entries share no keys and are slow.
+    __slots__ = (
+        "_hasher",
+        "_next_hash_at",
+        "arrival_time",
+        "block_hashes",
+        "cache",
+        "checkpoint_positions",
+        "draft_after",
+        "eos_token_ids",
+        "finish_reason",
+        "held",
+        "junction",
+        "max_total_tokens",
+        "message_boundaries",
+        "min_total_tokens",
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_overtaken",
+        "num_placeholders",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_tokens_lost",
+        "priority",
+        "rank",
+        "request_id",
+        "root_hash",
+        "sampling",
+        "seed",
+        "shared_prefix_boundary",
+        "shortage",
+        "skips_connector",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -76,9 +129,11 @@ class Request:
         seed: int = 0,
         arrival_time: float | None = None,
         message_boundaries: Sequence[int] = (),
+        priority: int = 0,
     ) -> None:
         """message_boundaries: positions in the prompt at which a message ends; a later prompt may part there.
 
+        priority: the lower, the sooner, where the scheduler goes by it.
         seed: decides this request's draws together with the position; cache_salt: never hits under another salt."""
         assert prompt_token_ids, f"request {request_id} has an empty prompt"
         self.request_id = RequestId(request_id)
@@ -94,7 +149,17 @@ class Request:
         self.stop_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)
 
         self.status = RequestStatus.WAITING
+        self.priority = priority
+        self.rank: tuple[float, float, int] = (0, 0, 0)
+        """Its place in every order that the scheduler keeps, the smallest first; given when it is accepted."""
         self.num_computed_tokens = 0
+        """Tokens whose cache entries exist: computed by steps that have finished, or found."""
+        self.num_in_flight_tokens = 0
+        """Tokens, drafts counted, that launched steps compute after those."""
+        self.num_placeholders = 0
+        """Tokens that launched steps will add, drafts not counted."""
+        self.draft_after = NEVER
+        """Tokens, placeholders counted, at which it waits until all are known, to draft again."""
         self.finish_reason: str | None = None
         """'stop', 'length', 'abort' or 'error'."""
         self.stop_reason: int | str | None = None
@@ -102,6 +167,12 @@ class Request:
         self.num_preemptions = 0
         self.num_tokens_lost = 0
         """Tokens computed when it was last preempted."""
+        self.num_overtaken = 0
+        """Steps in which others were admitted before it since it had no place."""
+        self.shortage: Shortage | None = None
+        """While it waits: why it found no place when last tried."""
+        self.skips_connector = False
+        """Whether a load for it has failed, so that its tokens are computed."""
         self.held: HeldBlocks | None = None
         self.shared_prefix_boundary: int | None = None
         self.message_boundaries = tuple(message_boundaries)
@@ -140,8 +211,8 @@ class Request:
 
     @property
     def num_cached_tokens(self) -> int:
-        """The hit at first admission, in tokens."""
-        return self.cache.hit if self.cache else 0
+        """The hit at first admission, in tokens, and what a connector brought."""
+        return self.cache.hit + self.cache.external if self.cache else 0
 
     @property
     def reads_prefix_cache(self) -> bool:

@@ -1,96 +1,101 @@
 """What runs in the next step: running requests first, then waiting ones with what the budget leaves.
 
-No torch here: the scheduler sees tokens and blocks, and hands out a StepPlan.
+No torch here: the scheduler sees tokens and blocks, and hands out a StepPlan. Up to `async_depth` steps may be launched
+before the oldest one's result is taken in. Of each request it then knows three positions:
+
+    [0, computed)                    its steps have finished: what the cache holds for certain
+    [computed, + in flight)          launched: blocks are held, nothing of it can be found
+    tokens known + placeholders      how long it will be when all launched steps have finished
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
+from hybrid_engine.admission import Admission
 from hybrid_engine.config import SchedulerConfig
+from hybrid_engine.connectors.base import KVConnector
 from hybrid_engine.coordinator import Coordinator
-from hybrid_engine.errors import PromptTooLongError
-from hybrid_engine.groups.base import NEVER
-from hybrid_engine.groups.block import Block
-from hybrid_engine.prefix_lookup import CacheHit
+from hybrid_engine.drafting import Drafter, Drafting
+from hybrid_engine.external_loads import ExternalLoads
+from hybrid_engine.holders import Holders
+from hybrid_engine.progress import RequestUpdate, SchedulerStats, append_tokens, keep_computed, stop_token
 from hybrid_engine.request import Request, RequestStatus
 from hybrid_engine.step_builder import StepBuilder, block_ids, start
 from hybrid_engine.step_plan import NewBlocks, RequestId, StepPlan, StepResult
+from hybrid_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
-
-class RequestUpdate(NamedTuple):
-    """What a step brought to one request."""
-
-    request: Request
-    new_token_ids: tuple[int, ...]
-    finish_reason: str | None
-
-
-@dataclass
-class SchedulerStats:
-    """Counters since the scheduler was made."""
-
-    num_steps: int = 0
-    num_computed_tokens: int = 0
-    num_preemptions: int = 0
-    num_recomputed_tokens: int = 0
-    """Tokens computed a second time because a request was preempted."""
+MAX_TRIED = 16
+"""Waiting requests without a place that are tried in one step."""
 
 
 class Scheduler:
-    """Decides step by step what is computed; `schedule` and `update` take turns."""
+    """Decides step by step what is computed: `schedule` plans a step, `update` takes the oldest one's result in."""
 
-    def __init__(self, config: SchedulerConfig, coordinator: Coordinator) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        coordinator: Coordinator,
+        *,
+        connector: KVConnector | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.config = config
         self.coordinator = coordinator
         self.requests: dict[RequestId, Request] = {}
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting = WaitingQueue(config)
         self.stats = SchedulerStats()
-        self._ended_ids: list[RequestId] = []
+        self.loads = ExternalLoads(connector, coordinator)
+        self.drafting = Drafting(drafter, config)
+        self._holders = Holders(config, coordinator)
+        self._admission = Admission(config, coordinator, connector)
         self._launched: dict[int, list[Request]] = {}
+        self._finished_step = -1
+        self._last_copy_step = -1
 
     # Requests come and go
 
     @property
+    def running(self) -> list[Request]:
+        """The requests that steps compute, in the order in which they are served."""
+        return self._holders.running
+
+    @property
     def num_running(self) -> int:
-        """Requests that hold blocks."""
+        """Requests that steps compute."""
         return len(self.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their first step, or for another one after a preemption."""
-        return len(self.waiting)
+        """Requests that wait for their first step, for a connector, or for another step after a preemption."""
+        return len(self.requests) - len(self.running)
+
+    @property
+    def num_in_flight_steps(self) -> int:
+        """Steps that were launched and whose results were not taken in."""
+        return len(self._launched)
 
     def has_unfinished_requests(self) -> bool:
         """Return whether any request is running or waiting."""
         return bool(self.requests)
 
-    def check_prompt(self, num_prompt_tokens: int) -> None:
-        """Raise PromptTooLongError when a prompt can't fit even alone."""
-        capacity = self.coordinator.capacity_tokens
-        if num_prompt_tokens > capacity:
-            group = self.coordinator.limiting_group()
-            raise PromptTooLongError(
-                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory holds {capacity:,} of one request "
-                f"(group {group.group_id}, {group.spec.kind}, blocks of {group.block_size} tokens): shorten the "
-                f"prompt or give the cache more memory"
-            )
+    def holders(self) -> Iterator[Request]:
+        """Iterate over all requests that hold blocks."""
+        yield from self._holders
+        yield from self.loads.requests()
 
     def add_request(self, request: Request) -> None:
         """Accept a request. Raises PromptTooLongError, having changed nothing, when it can never fit."""
         assert request.request_id not in self.requests, f"request id {request.request_id} is in use"
-        self.check_prompt(request.num_prompt_tokens)
+        self.coordinator.check_prompt(request.num_prompt_tokens)
         # The last token needs no place in the cache: nothing is computed after it.
         request.max_total_tokens = min(request.max_total_tokens, self.coordinator.capacity_tokens + 1)
         self.requests[request.request_id] = request
-        self.waiting.append(request)
+        self.drafting.accept_request(request)
+        self.waiting.accept(request, self.stats.num_steps)
 
     def abort_request(self, request_id: str) -> None:
         """End a request at once and free all it holds; an id that is not known is ignored."""
@@ -106,246 +111,287 @@ class Scheduler:
             return
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-        else:
+        elif request.held is None:
             self.waiting.remove(request)
         self._end(request, reason, stop_reason)
 
     def _end(self, request: Request, reason: str, stop_reason: int | str | None) -> None:
-        self.coordinator.free(request)
+        """End a request; what it holds is freed now, or once its launched steps, or its load, have ended."""
+        is_loading = request.status is RequestStatus.WAITING_FOR_KV
         if request.status is RequestStatus.RUNNING:
-            self._ended_ids.append(request.request_id)
+            self._holders.forget_in_runner(request)
         del self.requests[request.request_id]
         request.finish(reason, stop_reason)
+        if not is_loading:
+            self._let_go(request)
+
+    def _let_go(self, request: Request) -> None:
+        """Free what a request holds that has left RUNNING, unless it has to land first; a victim then waits again."""
+        if self._holders.let_go(request) and request.status is RequestStatus.PREEMPTED:
+            request.num_tokens_lost = request.num_computed_tokens
+            request.num_computed_tokens = 0
+            self.waiting.put(request)
 
     # A step is planned
 
     def schedule(self) -> StepPlan:
-        """Plan the next step; its request_ids are empty when nothing can run."""
-        builder = StepBuilder()
-        budget, has_preempted = self._schedule_running(builder, self.config.max_num_scheduled_tokens)
-        if not has_preempted:
-            self._schedule_waiting(builder, budget)
-        for request, num_new in zip(builder.requests, builder.num_scheduled, strict=True):
-            # The step in flight writes the states: until it has ended nobody may keep them.
-            request.held.state_position = -1  # type: ignore[union-attr]
-            # Last, since who was looked at for this step may have asked for a state on the way.
-            if request.checkpoint_positions:
-                builder.state_captures += self.coordinator.recorder.plan_captures(request, num_new)
-        ended_ids, self._ended_ids = self._ended_ids, []
-        plan = builder.build(self.stats.num_steps, ended_ids)
-        self._launched[plan.step_id] = builder.requests
-        self.stats.num_steps += 1
+        """Plan the next step. Its request_ids are empty when nothing can run now; it is then not to be launched."""
+        assert len(self._launched) <= self.config.async_depth, f"{len(self._launched)} steps are launched already"
+        self._take_loads()
+        builder = StepBuilder(self.config)
+        num_preemptions = self.stats.num_preemptions
+        urgent = self._admit_urgent(builder)
+        is_short = self._schedule_running(builder)
+        if urgent is not None:
+            self._holders.enter(urgent)
+        elif not is_short and self.stats.num_preemptions == num_preemptions and not self._holders.landing:
+            self._schedule_waiting(builder)
+        plan = self._launch(builder)
+        self.loads.start(after_step=self._last_copy_step, finished_step=self._finished_step)
         return plan
 
-    def _schedule_running(self, builder: StepBuilder, budget: int) -> tuple[int, bool]:
-        has_preempted = False
-        most_tokens = self.config.long_prefill_token_threshold or NEVER
-        running, index = self.running, 0
-        while index < len(running) and budget > 0:
+    def _launch(self, builder: StepBuilder) -> StepPlan:
+        if not builder.requests:
+            return builder.build(self.stats.num_steps, ())
+        # Last, since who was looked at for this step may have asked for a state on the way.
+        builder.mark_launched(self.coordinator.recorder)
+        plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids())
+        self._launched[plan.step_id] = builder.requests
+        self.stats.num_steps += 1
+        if plan.block_copies:
+            self._last_copy_step = plan.step_id
+        return plan
+
+    def _schedule_running(self, builder: StepBuilder) -> bool:
+        """Let running requests compute; return whether blocks were too few for one of them."""
+        drafts = self.drafting.propose(self.running)
+        running, index, is_short = self.running, 0, False
+        while index < len(running) and builder.num_tokens_left > 0:
             request = running[index]
-            num_computed = request.num_computed_tokens
-            num_new = min(len(request.token_ids) - num_computed, budget, most_tokens)
-            held = request.held
-            assert held is not None, f"{request} runs without blocks"
-            if num_computed + num_new > held.num_slots:
-                num_new, preempted = self._grow(builder, request, num_new)
-                has_preempted |= preempted
-                if num_new == 0:
-                    break
-            builder.add(request, num_new)
-            budget -= num_new
             index += 1
-        return budget, has_preempted
+            num_launched = request.num_computed_tokens + request.num_in_flight_tokens
+            num_known = len(request.token_ids) + request.num_placeholders
+            # Drafts in flight: below 1 until it is known how many stay.
+            num_new = num_known - num_launched
+            if num_known >= request.max_total_tokens:
+                # The last token of all is never computed.
+                num_new -= 1
+            if num_new < 1 or (request.num_placeholders and num_known >= request.draft_after):
+                continue
+            if num_new > 1 or builder.draft_slots:
+                if builder.most_new_tokens < 1:
+                    break
+                # A chunk leaves a token to each request behind it: no decoding request misses a step for a prompt.
+                num_behind = len(running) - index
+                num_new = min(num_new, max(1, builder.most_new_tokens - num_behind * (1 + builder.draft_slots)))
+            guess = drafts.get(request.request_id, ()) if drafts else ()
+            if guess and (guess := self._make_room_for_drafts(builder, request, guess)):
+                builder.add(request, num_launched, 1 + len(guess), is_sampled=True, drafts=guess)
+                continue
+            held = request.held
+            if num_launched + num_new > held.num_slots:  # type: ignore[union-attr]
+                num_new, has_been_short = self._grow(builder, request, num_new)
+                is_short |= has_been_short
+                if num_new == 0:
+                    continue
+            builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == num_known)
+        return is_short
+
+    def _make_room_for_drafts(self, builder: StepBuilder, request: Request, guess: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as much of a guess as the budget and free blocks allow: nobody is preempted for drafts."""
+        guess = guess[: builder.num_tokens_left - 1]
+        if guess and self._allocate(builder, request, 1, num_lookahead_tokens=len(guess)):
+            return guess
+        return ()
+
+    def _allocate(
+        self, builder: StepBuilder, request: Request, num_new_tokens: int, *, num_lookahead_tokens: int = 0
+    ) -> bool:
+        """Give a running request blocks and tell the runner of them, or return False."""
+        held = request.held
+        assert held is not None
+        num_before = [len(table) for table in held.tables]
+        if not self.coordinator.allocate_slots(request, num_new_tokens, num_lookahead_tokens=num_lookahead_tokens):
+            return False
+        if request in self._holders.unstarted:
+            self._holders.unstarted.remove(request)
+            builder.started.append(start(request))
+            return True
+        new_ids = tuple([block_ids(table[n:]) for table, n in zip(held.tables, num_before, strict=True)])
+        if any(new_ids):
+            builder.new_blocks.append(NewBlocks(request.request_id, new_ids))
+        return True
 
     def _grow(self, builder: StepBuilder, request: Request, num_new_tokens: int) -> tuple[int, bool]:
         """Give a running request blocks for its next tokens, preempting later ones where there are none left.
 
-        Returns how many tokens it can compute (0: it was preempted itself) and whether anything was preempted.
+        Returns how many tokens it can compute (0: it waits, or was preempted itself) and whether blocks were short.
         """
-        held = request.held
-        assert held is not None
-        num_blocks_before = [len(table) for table in held.tables]
-        has_preempted = False
-        while not self.coordinator.allocate_slots(request, num_new_tokens):
-            if self._give_up_pins():
+        is_short = False
+        while not self._allocate(builder, request, num_new_tokens):
+            if self._holders.give_up_pins():
                 continue
-            if self.running[-1] is not request:
-                self._preempt(self.running[-1])
-                has_preempted = True
-            elif len(self.running) > 1:
-                self._preempt(request)
+            is_short = True
+            if self._holders.landing:
+                # Their blocks come back without anybody's loss.
                 return 0, True
-            else:
+            if self.running[-1] is not request:
+                self._preempt(self.running[-1], "blocks")
+            elif len(self.running) > 1 or builder.requests:
+                self._preempt(request, "blocks")
+                return 0, True
+            elif num_new_tokens > 1 and not request.num_in_flight_tokens:
                 # Alone, it is never preempted for its own growth: a smaller chunk needs fewer window blocks.
-                assert num_new_tokens > 1, f"{request} runs alone and can't compute one token"
                 num_new_tokens = (num_new_tokens + 1) // 2
-        new_ids = [block_ids(table[n:]) for table, n in zip(held.tables, num_blocks_before, strict=True)]
-        if any(new_ids):
-            builder.new_blocks.append(NewBlocks(request.request_id, tuple(new_ids)))
-        return num_new_tokens, has_preempted
+            else:
+                can_hope = request.num_in_flight_tokens or self._holders.is_held_by_others(request)
+                assert can_hope, f"{request} runs alone and can't compute one token"
+                return 0, True
+        return num_new_tokens, is_short
 
-    def _give_up_pins(self) -> bool:
-        """Let go of what running requests hold for others' sake alone; return whether that was anything."""
-        pinned = [request.held for request in self.running if request.held is not None and request.held.pinned]
-        for held in pinned:
-            self.coordinator.recorder.unpin_checkpoints(held)
-        return bool(pinned)
+    # Preemption
 
-    def _preempt(self, victim: Request) -> None:
-        self.running.remove(victim)
-        self.coordinator.free(victim)
+    def _preempt(self, victim: Request, reason: str = "asked") -> None:
+        """Let a running request wait again. Steps launched for it are not lost: it holds its blocks until they land."""
         logger.info(
-            "preempted request %s at %d computed tokens: no free blocks", victim.request_id, victim.num_computed_tokens
+            "preempted request=%s reason=%s computed_tokens=%d in_flight_tokens=%d num_preemptions=%d num_running=%d",
+            *(victim.request_id, reason, victim.num_computed_tokens, victim.num_in_flight_tokens),
+            *(victim.num_preemptions + 1, len(self.running)),
         )
+        self.running.remove(victim)
+        self._holders.forget_in_runner(victim)
         victim.status = RequestStatus.PREEMPTED
         victim.num_preemptions += 1
-        victim.num_tokens_lost = victim.num_computed_tokens
-        victim.num_computed_tokens = 0
-        self.stats.num_preemptions += 1
-        self._ended_ids.append(victim.request_id)
-        self.waiting.appendleft(victim)
+        self.stats.preemptions[reason] += 1
+        self._let_go(victim)
 
-    def _schedule_waiting(self, builder: StepBuilder, budget: int) -> None:
-        siblings: list[Request] = []
+    # Waiting requests
+
+    def _take_loads(self) -> None:
+        if not self.loads:
+            return
+        arrived, failed = self.loads.take_arrived()
+        for request in arrived:
+            self._holders.unstarted.add(request)
+            self._holders.enter(request)
+        for request in failed:
+            self.waiting.put(request)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.running) + len(self.loads) >= self.config.max_num_seqs
+
+    def _admit_urgent(self, builder: StepBuilder) -> Request | None:
+        """Admit the first waiting request if it can take the place of less important ones; it alone, in this step."""
+        if self.config.policy != "priority" or not self.waiting or not self.running or self._holders.landing:
+            return None
+        request = self.waiting[0]
+        if not (self._is_full or request.shortage is not None) or not self._yields_to(request):
+            return None
+        if self._is_full:
+            self._preempt(self.running[-1], "priority")
+        while not self._try_to_admit(builder, request):
+            if self._holders.landing or not self.running or not self._yields_to(request):
+                return None
+            self._preempt(self.running[-1], "priority")
+        return request if request.status is RequestStatus.RUNNING else None
+
+    def _yields_to(self, request: Request) -> bool:
+        """Return whether the last running request is strictly less important, ageing counted or not."""
+        victim = self.running[-1]
+        return request.priority < victim.priority and request.rank < victim.rank
+
+    def _schedule_waiting(self, builder: StepBuilder) -> None:
+        waiting, config = self.waiting, self.config
+        without_place: list[Request] = []
+        num_passed, num_siblings = 0, 0
         # Looking for siblings is bounded too: thousands may wait for one document.
-        while self.waiting and max(len(self.running), len(siblings)) < self.config.max_num_seqs:
-            request = self.waiting[0]
+        while len(without_place) + num_siblings < len(waiting) and not self._is_full:
+            if num_siblings >= config.max_num_seqs:
+                break
+            request = waiting[len(without_place) + num_siblings]
+            if without_place and request.priority > without_place[0].priority and config.policy == "priority":
+                # It would have to give way to who has no place yet.
+                break
             # Also when nothing is left to spend: who computes its prefix must learn in time where they part.
-            if self._waits_for_a_junction(request):
-                siblings.append(self.waiting.popleft())
+            if self._admission.waits_for_a_junction(request, self.running):
+                num_siblings += 1
                 continue
-            if budget <= 0:
+            if builder.most_new_tokens < 1:
                 break
-            num_new = self._admit(builder, request, budget)
-            if num_new == 0:
-                assert self.running, f"{request} was accepted but doesn't fit alone"
+            if self._try_to_admit(builder, request):
+                if request.status is RequestStatus.RUNNING:
+                    self._holders.enter(request)
+                num_passed = len(without_place)
+                continue
+            without_place.append(request)
+            if request.num_overtaken >= config.max_overtaken_steps or len(without_place) >= MAX_TRIED:
                 break
-            self.waiting.popleft()
-            request.status = RequestStatus.RUNNING
-            self.running.append(request)
-            builder.started.append(start(request))
-            builder.add(request, num_new)
-            budget -= num_new
-        self.waiting.extendleft(reversed(siblings))
+        for request in without_place[:num_passed]:
+            request.num_overtaken += 1
+        self.stats.num_overtaken += num_passed
 
-    def _waits_for_a_junction(self, request: Request) -> bool:
-        """Return whether another request is just computing more of this one's prefix than is cached.
+    def _try_to_admit(self, builder: StepBuilder, request: Request) -> bool:
+        """Give a waiting request its place: in this step, or, when a connector brings a part of it, in a later one.
 
-        The other one leaves a checkpoint where the two part; this one waits for it, and nobody waits for this one.
+        One that runs is the caller's to enter into RUNNING.
         """
-        coordinator = self.coordinator
-        if not coordinator.may_read(request):
+        is_alone = not self.running and not builder.requests and not self.loads and self.coordinator.is_idle()
+        place = self._admission.find_place(request, builder.most_new_tokens, is_alone=is_alone)
+        if place is None:
+            assert not is_alone, f"{request} was accepted but doesn't fit alone"
             return False
-        if request.junction is not None:
-            awaited, position = request.junction
-            if awaited.status is RequestStatus.RUNNING and awaited.num_computed_tokens < position:
-                return True
-            request.junction = None
-        best, leader = 0, None
-        for other in self.running:
-            if other.num_computed_tokens < other.num_prompt_tokens:
-                junction = coordinator.lookup.shared_tokens(request, other)
-                if junction > max(best, other.num_computed_tokens):
-                    best, leader = junction, other
-        if leader is None or best < coordinator.alignment_tokens:
-            return False
-        hit = coordinator.lookup.find_longest_cache_hit(request)
-        if best < hit.num_computed_tokens + coordinator.alignment_tokens:
-            return False
-        coordinator.recorder.lay_checkpoint(leader, best)
-        request.junction = leader, best
+        self.waiting.remove(request)
+        request.num_overtaken = 0
+        lost, request.num_tokens_lost = request.num_tokens_lost, 0
+        if place.num_external_tokens:
+            request.status = RequestStatus.WAITING_FOR_KV
+            self.loads.add(request, request.num_computed_tokens, place.num_external_tokens)
+            return True
+        self.stats.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
+        request.status = RequestStatus.RUNNING
+        builder.block_copies.extend(place.block_copies)
+        builder.started.append(start(request))
+        num_launched, num_new = request.num_computed_tokens, place.num_new_tokens
+        builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == request.num_tokens)
         return True
-
-    def _admit(self, builder: StepBuilder, request: Request, budget: int) -> int:
-        """Find a waiting request's hit and give it blocks; return how many tokens it computes now, 0: no place."""
-        coordinator = self.coordinator
-        hit, blocks = coordinator.look_up(request)
-        explanation = request.cache or coordinator.explain(request, hit)
-        num_found = hit.num_computed_tokens
-        num_new = self._allocate_first(request, hit, blocks, budget)
-        while num_new == 0 and not self.running and hit.num_computed_tokens > 0:
-            # Hit, copy and new blocks together exceed the memory: a shorter hit may not.
-            hit, blocks = coordinator.lookup.collect_hit(request, max_tokens=hit.num_computed_tokens - 1)
-            num_new = self._allocate_first(request, hit, blocks, budget)
-        if num_new == 0:
-            return 0
-        request.num_computed_tokens = hit.num_computed_tokens
-        num_lost = num_found - hit.num_computed_tokens
-        if num_lost:
-            explanation = replace(
-                explanation, hit=explanation.hit - num_lost, alignment=explanation.alignment + num_lost
-            )
-        request.cache = explanation
-        request.shared_prefix_boundary = hit.shared_prefix_boundary
-        self.stats.num_recomputed_tokens += max(0, request.num_tokens_lost - hit.num_computed_tokens)
-        request.checkpoint_positions = coordinator.recorder.checkpoint_positions(request, hit)
-        builder.block_copies.extend(coordinator.recorder.copies(request, hit))
-        return num_new
-
-    def _allocate_first(self, request: Request, hit: CacheHit, blocks: Sequence[Sequence[Block]], budget: int) -> int:
-        """Give a waiting request the blocks of its first chunk; return the chunk's tokens, 0: no place."""
-        is_alone = not self.running
-        if hit.checkpoint is not None:
-            # Before blocks are taken, so that it isn't the one to make room for whoever goes on from it.
-            self.coordinator.checkpoints.touch(hit.checkpoint)
-        most_tokens = self.config.long_prefill_token_threshold or NEVER
-        num_new = min(request.num_tokens - hit.num_computed_tokens, budget, most_tokens)
-        while num_new > 0:
-            if self.coordinator.allocate_slots(
-                request,
-                num_new,
-                num_new_computed_tokens=hit.num_computed_tokens,
-                new_computed_blocks=blocks,
-                partial_blocks=hit.checkpoint.blocks if hit.checkpoint else (),
-                # Alone it takes what there is: its known tokens fit, or it would have been refused.
-                full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
-                chunk_tokens=min(self.config.max_num_scheduled_tokens, most_tokens),
-                watermark=0.0 if is_alone else self.config.watermark,
-            ):
-                return num_new
-            # Alone, a smaller chunk is tried: it needs fewer window blocks.
-            num_new = num_new // 2 if is_alone else 0
-        return 0
 
     # A step has run
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
-        """Take in what a step computed: positions advance, blocks become findable, answers grow or end."""
+        """Take in what a step computed: positions advance, blocks become findable, answers grow or end.
+
+        Results come in the order in which the steps were launched.
+        """
         updates: list[RequestUpdate] = []
-        has_ended = False
+        launched = self._launched.pop(plan.step_id, None)
+        if launched is None:
+            assert not plan.request_ids, f"step {plan.step_id} was not launched"
+            return updates
+        assert not self._launched or plan.step_id < min(self._launched), f"step {plan.step_id} is not the oldest"
+        self._finished_step = plan.step_id
         self.stats.num_computed_tokens += plan.num_tokens
-        for request, num_new in zip(self._launched.pop(plan.step_id), plan.num_scheduled_tokens, strict=True):
-            if request.status is not RequestStatus.RUNNING:
-                continue
-            num_computed = request.num_computed_tokens + num_new
-            request.num_computed_tokens = num_computed
-            held = request.held
-            if num_computed >= held.register_position:  # type: ignore[union-attr]
-                self.coordinator.cache_blocks(request, num_computed)
-            held.state_position = num_computed  # type: ignore[union-attr]
-            if held.captures:  # type: ignore[union-attr]
-                self.coordinator.recorder.keep_captures(request)
-            elif num_computed == request.num_prompt_tokens:
-                self.coordinator.recorder.record_prompt_end(request)
-            token_ids = result.sampled.get(request.request_id, ())
-            if not token_ids:
-                continue
-            (token_id,) = token_ids
-            request.append_token(token_id)
-            reason = _finish_reason(request, token_id, result.finished.get(request.request_id))
+        counts: Sequence[int] = plan.num_scheduled_tokens
+        if plan.draft_token_ids:
+            counts = self.drafting.take_in(plan, result, launched)
+        has_ended, sampled, finished = False, result.sampled, result.finished
+        for request, num_new in zip(launched, counts, strict=True):
+            request.num_in_flight_tokens -= num_new
+            request.num_computed_tokens += num_new
+            status, reason = request.status, None
+            token_ids = sampled.get(request.request_id)
+            if token_ids and status is not RequestStatus.FINISHED:
+                token_ids, reason = append_tokens(
+                    request, token_ids, finished.get(request.request_id) if finished else None
+                )
+                updates.append(RequestUpdate(request, token_ids, reason))
+            keep_computed(self.coordinator, request)
             if reason is not None:
                 has_ended = True
-                is_stop_token = reason == "stop" and token_id in request.stop_token_ids - request.eos_token_ids
-                self._end(request, reason, token_id if is_stop_token else None)
-            updates.append(RequestUpdate(request, token_ids, reason))
+                self._end(request, reason, stop_token(request, reason))
+            if status is not RequestStatus.RUNNING and request in self._holders.landing:
+                self._let_go(request)
         if has_ended:
-            self.running = [request for request in self.running if request.status is RequestStatus.RUNNING]
+            self.running[:] = [request for request in self.running if request.status is RequestStatus.RUNNING]
+        self.loads.start(after_step=self._last_copy_step, finished_step=self._finished_step)
         return updates
-
-
-def _finish_reason(request: Request, token_id: int, runners_reason: str | None) -> str | None:
-    """Return why the answer ends with this token, if it does; runners_reason: that its grammar allows no other."""
-    num_tokens = len(request.token_ids)
-    if token_id in request.stop_token_ids and num_tokens >= request.min_total_tokens:
-        return "stop"
-    return runners_reason or ("length" if num_tokens >= request.max_total_tokens else None)

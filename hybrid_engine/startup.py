@@ -65,6 +65,8 @@ class EngineSettings(TypedDict, total=False):
     """Tokens computed in one step, over all requests."""
     long_prefill_token_threshold: int
     """Tokens that one request may compute in a step; 0: as many as the step has room for."""
+    scheduling_policy: str
+    """'fcfs' (default): in the order of arrival. 'priority': prompts with a lower 'priority' first."""
     num_threads: int | None
     """Threads of the kernels, for the whole process; None: as torch has it."""
     seed: int
@@ -106,6 +108,7 @@ SCHEDULER_SETTINGS = {
     "max_num_seqs": "max_num_seqs",
     "max_num_batched_tokens": "max_num_scheduled_tokens",
     "long_prefill_token_threshold": "long_prefill_token_threshold",
+    "scheduling_policy": "policy",
 }
 
 

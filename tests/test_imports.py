@@ -33,21 +33,41 @@ MAY_IMPORT: dict[str, set[str]] = {
     "step_plan": {"sampling_params"},
     "groups": {"errors", "step_plan"},
     "request": {"explanation", "groups", "sampling_params", "step_plan"},
+    "waiting_queue": {"config", "request"},
     "prefix_lookup": {"explanation", "groups", "request"},
     "checkpoint_recorder": {"config", "groups", "prefix_lookup", "request", "step_plan"},
     "coordinator": {"checkpoint_recorder", "config", "errors", "explanation", "groups", "prefix_lookup", "request"},
-    "plan": {"errors", "groups"},
-    "invariants": {"coordinator", "groups", "request"},
-    "step_builder": {"groups", "request", "step_plan"},
-    "scheduler": {
+    "connectors": {"errors", "groups", "request", "step_plan"},
+    "drafting": {"config", "request", "step_plan"},
+    "external_loads": {"connectors.base", "coordinator", "request"},
+    "admission": {
         "config",
+        "connectors.base",
         "coordinator",
-        "errors",
+        "explanation",
         "groups",
         "prefix_lookup",
         "request",
+        "step_plan",
+    },
+    "plan": {"errors", "groups"},
+    "invariants": {"coordinator", "groups", "request"},
+    "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
+    "progress": {"coordinator", "request"},
+    "step_builder": {"checkpoint_recorder", "config", "groups", "request", "step_plan"},
+    "scheduler": {
+        "admission",
+        "config",
+        "connectors.base",
+        "coordinator",
+        "drafting",
+        "external_loads",
+        "holders",
+        "progress",
+        "request",
         "step_builder",
         "step_plan",
+        "waiting_queue",
     },
     "kernels": {"errors"},
     "weights": {"errors"},
@@ -90,10 +110,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
     "demo": API | {"report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
-    "bench": API | BOOKKEEPING | {"demo", "kernels", "message_boundaries", "models.registry", "tokenizer"},
+    "bench": API
+    | BOOKKEEPING
+    | {"step_builder", "demo", "kernels", "message_boundaries", "models.registry", "tokenizer"},
     "cli": API | {"bench", "chat", "demo", "report"},
 }
-TORCH_FREE = (*sorted(BOOKKEEPING), "inputs")
+SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
+TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")
 HEAVY = {"torch", "transformers", "triton", "safetensors", "gguf"}
 
 

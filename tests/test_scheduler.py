@@ -69,7 +69,7 @@ def run_traffic(seed: int, specs, num_blocks: int) -> Bench:
 
 
 @pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.integers(16, 40))
 def test_every_stream_is_what_it_would_be_without_a_cache(specs, seed, num_blocks):
     run_traffic(seed, specs, num_blocks)

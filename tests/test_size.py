@@ -24,7 +24,23 @@ BOOKKEEPING = [
     *sorted((ROOT / "hybrid_engine" / "groups").glob("*.py")),
     *(
         ROOT / "hybrid_engine" / f"{name}.py"
-        for name in ("coordinator", "explanation", "plan", "prefix_lookup", "request", "scheduler", "step_plan")
+        for name in (
+            "admission",
+            "checkpoint_recorder",
+            "coordinator",
+            "drafting",
+            "explanation",
+            "external_loads",
+            "holders",
+            "plan",
+            "progress",
+            "prefix_lookup",
+            "request",
+            "scheduler",
+            "step_builder",
+            "step_plan",
+            "waiting_queue",
+        )
     ),
 ]
 

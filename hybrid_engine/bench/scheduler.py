@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
+from hybrid_engine.bench import traffic
 from hybrid_engine.bench.report import Figure, Report
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
@@ -31,13 +32,18 @@ STEPS_IN_ROUND = 64
 """Four blocks of each request: full blocks are registered, new ones taken, passed ones given back."""
 LONG_PROMPT_TOKENS = 131_072
 VOCAB_SIZE = 262_144
+UNIT = "µs per request and step"
 TWO_GROUPS = "full + sliding window"
+THREE_GROUPS = "all three"
 GROUP_KINDS = {
     "full": ("full",),
     TWO_GROUPS: ("sliding", "full"),
     "full + state": ("full", "state"),
-    "all three": ("sliding", "full", "state"),
+    THREE_GROUPS: ("sliding", "full", "state"),
 }
+GOALS = {(TWO_GROUPS, 256): 8.0, (THREE_GROUPS, 1024): 10.0}
+"""Microseconds, by kinds of group and requests running."""
+CONTEXTS = (1_024, 65_536)
 
 Clock = Callable[[], float]
 
@@ -46,12 +52,18 @@ def run(*, num_rounds: int = 5) -> Iterator[Report]:
     """Measure steps, lookups and hashing."""
     yield _step_report(num_rounds)
     yield _lookup_report(num_rounds)
+    yield from traffic.run()
 
 
 def _step_report(num_rounds: int) -> Report:
-    cases = [(kinds, num_running) for kinds in GROUP_KINDS for num_running in (1, 16, 64, 256)]
+    cases = [(kinds, num_running) for kinds in GROUP_KINDS for num_running in (1, 16, 64, 256, 1024)]
     figures = [_step_figure(*case, num_rounds, time.perf_counter) for case in cases]
-    figures.append(_step_figure(TWO_GROUPS, 256, num_rounds, time.thread_time, " (processor time)"))
+    for kinds, num_running in GOALS:
+        figures.append(_step_figure(kinds, num_running, num_rounds, time.thread_time, " (processor time)"))
+    for prompt_tokens in CONTEXTS:
+        seconds = time_steps(make_groups(GROUP_KINDS[THREE_GROUPS]), 16, num_rounds, prompt_tokens=prompt_tokens)
+        name = f"{THREE_GROUPS}, 16 running, contexts of {prompt_tokens:,} tokens"
+        figures.append(Figure(name, UNIT, tuple(each / 16 * 1e6 for each in seconds)))
     notes = (
         f"schedule + update while all requests decode; {STEPS_IN_ROUND} steps a round, prompts of {PROMPT_TOKENS:,}",
         f"blocks of {BLOCK_SIZE} tokens, window {WINDOW}; processor time leaves out what other programs took",
@@ -61,11 +73,10 @@ def _step_report(num_rounds: int) -> Report:
 
 def _step_figure(kinds: str, num_running: int, num_rounds: int, clock: Clock, suffix: str = "") -> Figure:
     layers = GROUP_KINDS[kinds]
-    seconds = time_steps(make_groups(layers), num_running, num_rounds=num_rounds, clock=clock)
+    seconds = time_steps(make_groups(layers), num_running, num_rounds, clock=clock)
     values = tuple(each / num_running * 1e6 for each in seconds)
-    has_goal = num_running == 256 and kinds == TWO_GROUPS
-    name = f"{kinds}, {num_running} running{suffix}"
-    return Figure(name, "µs per request and step", values, at_most=8 if has_goal else None)
+    name = f"{kinds}, {num_running:,} running{suffix}"
+    return Figure(name, UNIT, values, at_most=GOALS.get((kinds, num_running)))
 
 
 def make_groups(layers: tuple[str, ...]) -> tuple[Group, ...]:
@@ -86,18 +97,23 @@ def execute_nothing(plan: StepPlan) -> StepResult:
 
 
 def time_steps(
-    groups: tuple[Group, ...], num_running: int, *, num_rounds: int, clock: Clock = time.perf_counter
+    groups: tuple[Group, ...],
+    num_running: int,
+    num_rounds: int,
+    *,
+    prompt_tokens: int = PROMPT_TOKENS,
+    clock: Clock = time.perf_counter,
 ) -> list[float]:
     """Return the seconds of schedule + update per step, for each round, while num_running requests decode."""
     # Blocks for all prompts and answers in every group: nothing is preempted.
-    num_blocks = num_running * (PROMPT_TOKENS + (num_rounds + 1) * STEPS_IN_ROUND) // BLOCK_SIZE + num_running
+    num_blocks = num_running * (prompt_tokens + (num_rounds + 1) * STEPS_IN_ROUND) // BLOCK_SIZE + num_running
     coordinator = Coordinator(groups, [num_blocks] * len(groups), config=CacheConfig(block_size=BLOCK_SIZE))
     config = SchedulerConfig(max_num_seqs=num_running, max_num_scheduled_tokens=PROMPT_TOKENS * 16, watermark=0.0)
     scheduler = Scheduler(config, coordinator)
     draw = random.Random(0)
     for index in range(num_running):
         # Lengths differ, so that blocks fill up in different steps, as they do in life.
-        prompt = draw.choices(range(VOCAB_SIZE), k=PROMPT_TOKENS - index % BLOCK_SIZE)
+        prompt = draw.choices(range(VOCAB_SIZE), k=prompt_tokens - index % BLOCK_SIZE)
         scheduler.add_request(make_request(str(index), prompt, coordinator))
     while scheduler.num_waiting or any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.running):
         plan = scheduler.schedule()

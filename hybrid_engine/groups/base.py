@@ -112,25 +112,31 @@ class GroupManager(Generic[Spec]):
         return [self.pool.null_block] * first + blocks  # type: ignore[operator]
 
     def num_wanted_blocks(
-        self, table: Sequence[Block], hit: Sequence[Block], num_computed_tokens: int, num_slots: int
+        self,
+        table: Sequence[Block],
+        hit: Sequence[Block],
+        num_computed_tokens: int,
+        num_slots: int,
+        num_lookahead_tokens: int = 0,
     ) -> int:
         """Return how many blocks to take so that a table, with a hit put before, has num_slots slots.
 
-        Tokens below num_computed_tokens that this group no longer needs get null blocks instead.
+        Tokens below num_computed_tokens that this group no longer needs get null blocks instead. num_lookahead_tokens:
+        those of the slots that are for drafts.
         """
         start = max(len(table) + len(hit), self.first_needed_block(num_computed_tokens))
         return max(0, ceil_div(num_slots, self.block_size) - start)
 
-    def can_take(self, num_blocks: int, hit: Sequence[Block], partial: Block | None) -> bool:
-        """Return whether num_blocks stay free once a hit, and a block to copy, are held."""
+    def num_short(self, num_blocks: int, hit: Sequence[Block], partial: Block | None) -> int:
+        """Return how many free blocks are missing to take num_blocks once a hit, and a block to copy, are held."""
         num_free = self.pool.num_free
         # Only those that nobody holds leave the free queue; they are counted only where it can matter.
         if num_blocks + len(hit) + 1 <= num_free:
-            return True
+            return 0
         null_block = self.pool.null_block
         num_leaving = sum([block.ref_count == 0 for block in hit if block is not null_block])
         num_leaving += partial is not None and partial.ref_count == 0
-        return num_blocks + num_leaving <= num_free
+        return max(0, num_blocks + num_leaving - num_free)
 
     def pin_hit(self, table: list[Block], hit: Sequence[Block], partial: Block | None) -> None:
         """Hold the blocks of a hit and put them in an empty table; hold the block that is to be copied."""

@@ -80,6 +80,8 @@ class CheckpointIndex:
         self._by_parent: dict[BlockHash, dict[tuple[int, ...], Checkpoint]] = {}
         self._by_recency: OrderedDict[Checkpoint, None] = OrderedDict()
         self._spare: OrderedDict[Checkpoint, None] = OrderedDict()
+        self.num_recorded = 0
+        """Checkpoints that were new when they were recorded."""
         for pool in pools:
             pool.on_checkpoint_lost = self.forget
             if is_unit:
@@ -100,6 +102,7 @@ class CheckpointIndex:
             self.forget(older)
         self._by_parent.setdefault(checkpoint.parent, {})[checkpoint.tail] = checkpoint
         self._by_recency[checkpoint] = None
+        self.num_recorded += 1
         for block in checkpoint.blocks:
             if block is not None:
                 block.checkpoints.append(checkpoint)

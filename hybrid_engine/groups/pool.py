@@ -41,6 +41,8 @@ class BlockPool:
         self.duplicates: dict[BlockHash | None, list[Block]] = {}
         self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
         self._max_evicted_keys = max_evicted_keys
+        self.num_freed = 0
+        """Blocks that were let go by the last who held them, since the pool was made."""
         self.needed: dict[BlockHash, int] | None = None
         """When set: by key, how often the block is needed; a free block that nothing needs is empty."""
         self.needs_parents = False
@@ -92,6 +94,7 @@ class BlockPool:
             assert block.ref_count > 0, f"{block} is released but nobody holds it"
             block.ref_count -= 1
             if block.ref_count == 0:
+                self.num_freed += 1
                 if block.block_hash in self.duplicates:
                     # Somebody holds another copy of the same content, one is enough.
                     self._unregister(block)

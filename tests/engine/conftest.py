@@ -89,6 +89,7 @@ def scripted(byte_tokenizer, ids):
         num_blocks: int = 64,
         max_model_len: int = 512,
         max_num_seqs: int = 8,
+        policy: str = "fcfs",
         enable_prefix_caching: bool = True,
         before_step: Callable[[StepPlan], None] = lambda plan: None,
     ) -> Engine:
@@ -100,7 +101,9 @@ def scripted(byte_tokenizer, ids):
             config=CacheConfig(block_size=4, enable_prefix_caching=enable_prefix_caching),
         )
         return Engine(
-            Scheduler(SchedulerConfig(max_num_scheduled_tokens=64, max_num_seqs=max_num_seqs), coordinator),
+            Scheduler(
+                SchedulerConfig(max_num_scheduled_tokens=64, max_num_seqs=max_num_seqs, policy=policy), coordinator
+            ),
             ScriptedRunner(script, before_step),
             byte_tokenizer,
             vocab_size=VOCAB_SIZE,

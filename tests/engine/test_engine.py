@@ -375,3 +375,9 @@ def test_two_engines_in_one_process_know_nothing_of_each_other(scripted):
     first.add_request("r", "q", LONG)
     second.add_request("r", "q", LONG)
     assert [run(engine)["r"].outputs[0].text for engine in (first, second)] == ["first", "second"]
+
+
+def test_a_prompt_of_more_importance_is_answered_first(scripted):
+    engine = scripted("ab", max_num_seqs=1, policy="priority")
+    engine.add_requests([Prompt(name, "q", LONG, priority=priority) for name, priority in (("low", 5), ("high", -1))])
+    assert list(run(engine)) == ["high", "low"]

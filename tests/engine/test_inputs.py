@@ -18,9 +18,10 @@ TEXT, IDS = PromptInput("hi", "hi"), PromptInput([1, 2], None)
         ({"prompt": "hi"}, [TEXT]),
         ([{"prompt_token_ids": [1, 2], "prompt": "hi"}], [PromptInput([1, 2], "hi")]),
         ({"prompt": "hi", "cache_salt": "s"}, [PromptInput("hi", "hi", "s")]),
+        ({"prompt": "hi", "priority": -2}, [PromptInput("hi", "hi", priority=-2)]),
         ([], []),
     ],
-    ids=["text", "texts", "ids", "mixed", "dict", "ids and their text", "salt", "none"],
+    ids=["text", "texts", "ids", "mixed", "dict", "ids and their text", "salt", "priority", "none"],
 )
 def test_each_form_of_prompt_is_read(given, expected):
     assert as_prompts(given) == expected
@@ -36,6 +37,7 @@ def test_token_ids_may_be_an_array():
     [
         (5, "got 5"),
         (["hi", 5], "prompt 1: it is 5"),
+        ({"prompt": "hi", "priority": "high"}, "priority is 'high', must be an integer"),
         ([{}], "prompt 0: the dict has neither"),
         ([{"promt": "hi"}], "prompt 0: unknown key 'promt'"),
         ([["hi"]], "prompt 0: it is"),
@@ -49,6 +51,7 @@ def test_token_ids_may_be_an_array():
     ids=[
         "number",
         "number among texts",
+        "priority in words",
         "empty dict",
         "misspelt key",
         "text in a list too deep",

@@ -23,7 +23,8 @@ def test_what_is_no_size_is_refused(text):
 
 
 def test_settings_go_to_the_part_they_belong_to():
-    config = make_config("m", cache_memory_bytes="1KiB", max_num_batched_tokens=7, seed=3)
+    config = make_config("m", cache_memory_bytes="1KiB", max_num_batched_tokens=7, seed=3, scheduling_policy="priority")
+    assert config.scheduler.policy == "priority"
     assert (config.cache.memory_bytes, config.scheduler.max_num_scheduled_tokens, config.seed) == (1024, 7, 3)
 
 
@@ -36,6 +37,7 @@ def test_settings_go_to_the_part_they_belong_to():
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"scheduling_policy": "fair"}, "policy is 'fair', must be one of fcfs, priority"),
         ({"block_sizes": 32}, "block_sizes is 32, must map kinds to tokens"),
         (
             {"block_sizes": {"sliding": 32}},

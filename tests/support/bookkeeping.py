@@ -1,6 +1,8 @@
 """What tests of the bookkeeping share: specs, requests, and a device that remembers which token's entry lies where."""
 
 import hashlib
+import random
+from collections import deque
 from collections.abc import Sequence
 
 from hybrid_engine.config import CacheConfig, SchedulerConfig
@@ -50,6 +52,7 @@ def make_request(
     *,
     max_tokens: int = 1,
     message_boundaries: Sequence[int] = (),
+    priority: int = 0,
     **kwargs,
 ) -> Request:
     return Request(
@@ -59,6 +62,7 @@ def make_request(
         hasher=coordinator.hasher,
         max_model_len=1 << 20,
         message_boundaries=message_boundaries,
+        priority=priority,
     )
 
 
@@ -126,6 +130,8 @@ class FakeDevice:
             for table, ids in zip(self.tables[new.request_id], new.block_ids, strict=True):
                 table.extend(ids)
         self.captures = plan.state_captures
+        drafts = plan.draft_token_ids or ((),) * len(plan.request_ids)
+        self.drafts = dict(zip(plan.request_ids, drafts, strict=True))
         return StepResult(plan.step_id, self._run(plan))
 
     def _run(self, plan: StepPlan) -> dict[str, tuple[int, ...]]:
@@ -140,16 +146,21 @@ class FakeDevice:
         self.num_computed_tokens += plan.num_tokens
         sampled = {}
         for (request_id, _, end), is_sampled in zip(chunks, plan.is_sampled, strict=True):
-            tokens = self.tokens[request_id]
-            assert is_sampled == (end == len(tokens.prefixes))
+            tokens, drafts = self.tokens[request_id], self.drafts[request_id]
+            assert is_sampled == (end - len(drafts) == len(tokens.prefixes))
+            assert is_sampled or not drafts
             if is_sampled:
-                token_id = tokens.next_token(self.vocab_size)
-                tokens.append(token_id)
-                sampled[request_id] = (token_id,)
+                sampled[request_id] = tokens.verify(drafts, self.vocab_size)
+                for token_id in sampled[request_id]:
+                    tokens.append(token_id)
         return sampled
 
+    def _prefixes(self, request_id: str) -> list[bytes]:
+        """Names of the prefixes that this step computes a request on, drafts included."""
+        return self.tokens[request_id].followed_by(self.drafts[request_id])
+
     def _write(self, request_id: str, start: int, end: int) -> None:
-        prefixes = self.tokens[request_id].prefixes
+        prefixes = self._prefixes(request_id)
         for manager, slots, table in self._token_groups(request_id):
             for position in range(start, end):
                 block_id = table[position // manager.block_size]
@@ -157,7 +168,7 @@ class FakeDevice:
                 slots[block_id][position % manager.block_size] = prefixes[position]
 
     def _check_reads(self, request_id: str, start: int, end: int) -> None:
-        prefixes = self.tokens[request_id].prefixes
+        prefixes = self._prefixes(request_id)
         for manager, slots, table in self._token_groups(request_id):
             for position in range(manager.num_skipped_tokens(start), end):
                 found = slots[table[position // manager.block_size]][position % manager.block_size]
@@ -168,20 +179,24 @@ class FakeDevice:
         return [group for group in groups if not group[0].is_state]
 
     def _advance_states(self, request_id: str, start: int, end: int) -> None:
-        prefixes = self.tokens[request_id].prefixes
+        prefixes, drafts = self._prefixes(request_id), self.drafts[request_id]
+        num_kept = len(self.tokens[request_id].verify(drafts, self.vocab_size)) if drafts else end - start
         for i, manager in enumerate(self.managers):
             if not manager.is_state:
                 continue
-            slots, (working,) = self.slots[i], self.tables[request_id][i]
+            slots, (working, *draft_slots) = self.slots[i], self.tables[request_id][i]
             assert start == 0 or slots[working] == [prefixes[start - 1]], (
                 f"{request_id} goes on at {start} from another state"
             )
             for capture in self.captures:
                 if capture.request_id == request_id and capture.group_id == i:
                     assert start < capture.position <= end
-                    assert capture.target_id != working
+                    assert capture.target_id not in (working, *draft_slots)
                     slots[capture.target_id][0] = prefixes[capture.position - 1]
-            slots[working][0] = prefixes[end - 1]
+            assert len(draft_slots) >= len(drafts), f"{request_id}: {len(draft_slots)} slots for {len(drafts)} drafts"
+            for slot, position in zip(draft_slots, range(start + 1, start + 1 + len(drafts)), strict=False):
+                slots[slot][0] = prefixes[position - 1]
+            slots[working][0] = prefixes[start + num_kept - 1]
 
 
 def _slots_of(manager: GroupManager) -> int:
@@ -203,37 +218,129 @@ class NamedPrefixes:
 
     def next_token(self, vocab_size: int) -> int:
         """Return a token that depends on the whole prefix."""
-        return int.from_bytes(self.prefixes[-1], "little") % vocab_size
+        return _token_after(self.prefixes[-1], vocab_size)
+
+    def followed_by(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the names of all prefixes when these tokens would come next."""
+        digest, names = self._digest.copy(), []
+        for token_id in token_ids:
+            digest.update(token_id.to_bytes(8, "little"))
+            names.append(digest.digest())
+        return [*self.prefixes, *names] if names else self.prefixes
+
+    def verify(self, drafts: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+        """Return the drafts that are right, up to the first that is not, and one token more."""
+        prefixes = self.followed_by(drafts)
+        answer = []
+        for i in range(len(drafts) + 1):
+            answer.append(_token_after(prefixes[len(self.prefixes) - 1 + i], vocab_size))
+            if i < len(drafts) and drafts[i] != answer[-1]:
+                break
+        return tuple(answer)
+
+
+def _token_after(prefix: bytes, vocab_size: int) -> int:
+    return int.from_bytes(prefix, "little") % vocab_size
 
 
 class Bench:
-    """A scheduler with a fake device; every step checks the invariants."""
+    """A scheduler with a fake device; every step checks the invariants.
 
-    def __init__(self, specs: Sequence[LayerSpec], num_blocks: int | Sequence[int], **config) -> None:
+    Asynchronous: a plan is executed as late as its result is wanted, unless rng says earlier.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        num_blocks: int | Sequence[int],
+        *,
+        connector=None,
+        drafter=None,
+        rng: random.Random | None = None,
+        **config,
+    ) -> None:
         cache_keys = ("enable_prefix_caching", "max_evicted_keys", "checkpoint_interval", "block_size")
         cache = {key: config.pop(key) for key in cache_keys if key in config}
         self.coordinator = make_coordinator(specs, num_blocks, **cache)
-        self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator)
+        self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator, connector=connector, drafter=drafter)
         self.device = FakeDevice(self.coordinator)
+        self.connector = connector
+        if connector is not None:
+            connector.device = self.device
+        self.rng = rng
         self.plans: list[StepPlan] = []
+        self.streams: dict[str, list[int]] = {}
+        self.strangers: list[Request] = []
+        self._launched: deque[StepPlan] = deque()
+        self._results: deque[StepResult] = deque()
 
-    def add(self, token_ids: Sequence[int], request_id: str = "r", *, max_tokens: int = 1, **sampling) -> Request:
-        request = make_request(self.coordinator, token_ids, request_id, max_tokens=max_tokens, **sampling)
+    def add(
+        self, token_ids: Sequence[int], request_id: str = "r", *, max_tokens: int = 1, **sampling_and_more
+    ) -> Request:
+        request = make_request(self.coordinator, token_ids, request_id, max_tokens=max_tokens, **sampling_and_more)
         self.scheduler.add_request(request)
         return request
 
     def step(self) -> list[RequestUpdate]:
+        """Launch a step and take in the oldest result once as many steps are launched as may be."""
+        is_launched = self.launch()
+        if self._is_due(is_launched):
+            return self.take_in()
+        return []
+
+    def launch(self) -> bool:
+        """Launch a step, taking in the oldest result before where as many are launched as may be."""
+        while len(self._launched) > self.scheduler.config.async_depth:
+            self.take_in()
+        if self.connector is not None:
+            self.connector.advance()
         plan = self.scheduler.schedule()
-        self.plans.append(plan)
-        check_invariants(self.coordinator, self.scheduler.running)
-        updates = self.scheduler.update(plan, self.device.execute(plan))
-        check_invariants(self.coordinator, self.scheduler.running)
+        if plan.request_ids:
+            self.plans.append(plan)
+            self._launched.append(plan)
+        self._check()
+        return bool(plan.request_ids)
+
+    def _check(self) -> None:
+        check_invariants(self.coordinator, [*self.scheduler.holders(), *self.strangers])
+
+    def hold(self, num_tokens: int) -> Request:
+        """Let somebody of whom the scheduler knows nothing hold blocks."""
+        stranger = make_request(self.coordinator, range(1_000_000, 1_000_000 + num_tokens), "stranger")
+        self.strangers.append(compute(self.coordinator, stranger))
+        return stranger
+
+    def free_strangers(self) -> None:
+        while self.strangers:
+            self.coordinator.free(self.strangers.pop())
+
+    def _is_due(self, is_launched: bool) -> bool:
+        if not self._launched:
+            return False
+        if self.rng is not None and self.rng.random() < 0.3:
+            return True
+        return not is_launched or len(self._launched) > self.scheduler.config.async_depth
+
+    def take_in(self) -> list[RequestUpdate]:
+        num_to_execute = self.rng.randint(1, len(self._launched)) if self.rng is not None else 1
+        while len(self._results) < num_to_execute:
+            self._results.append(self.device.execute(self._launched[len(self._results)]))
+        updates = self.scheduler.update(self._launched.popleft(), self._results.popleft())
+        for update in updates:
+            self.streams.setdefault(update.request.request_id, []).extend(update.new_token_ids)
+        self._check()
         return updates
+
+    def drain(self) -> None:
+        """Take in all results of launched steps."""
+        while self._launched:
+            self.take_in()
 
     def run(self, max_steps: int = 10_000) -> None:
         """Step until nothing is left; fails when that takes more than max_steps."""
         for _ in range(max_steps):
             if not self.scheduler.has_unfinished_requests():
+                self.drain()
                 return
             self.step()
         raise AssertionError(f"{self.scheduler.requests} did not finish in {max_steps} steps")

@@ -1,0 +1,1 @@
+"""Cache entries from elsewhere: host memory, disk, other engines. What the scheduler sees of them is in `base`."""

@@ -1,0 +1,126 @@
+"""Cache entries that a connector brings: late, never, or wrong, while other requests go on."""
+
+import pytest
+from bookkeeping import Bench, expected_stream, full, hit_tokens, sliding, state
+from fakes import FakeConnector
+
+from hybrid_engine.request import RequestStatus
+
+GROUPS = {"full": [full()], "three kinds": [full(), sliding(32), state()]}
+
+
+def tokens(count: int, start: int = 0) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_scene_7_what_a_connector_brings_is_found_when_it_has_arrived():
+    bench = Bench([full()], 20)
+    bench.run_one(tokens(32), "cached")
+    connector = attach(bench, FakeConnector(128, delay_steps=1))
+    request = bench.add(tokens(200), "r", max_tokens=3)
+    bench.launch()
+    assert (request.status, len(request.held.tables[0])) == (RequestStatus.WAITING_FOR_KV, 8)
+    assert (hit_tokens(bench.coordinator, tokens(200)), connector.loads[0].num_local_tokens) == (32, 32)
+    bench.launch()
+    bench.step()
+    assert (bench.plans[-1].started[0].num_computed_tokens, bench.plans[-1].num_tokens) == (128, 72)
+    assert len(request.held.tables[0]) == 13
+    bench.run()
+    assert bench.streams["r"] == expected_stream(tokens(200), 3)
+
+
+def attach(bench: Bench, connector: FakeConnector) -> FakeConnector:
+    """Let a scheduler that has run without a connector have one."""
+    connector.device, bench.connector = bench.device, connector
+    bench.scheduler.loads.connector = bench.scheduler._admission.connector = connector
+    return connector
+
+
+@pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_other_requests_go_on_while_a_load_runs(specs, depth):
+    connector = FakeConnector(100, delay_steps=5)
+    bench = Bench(specs, 40, connector=connector, async_depth=depth)
+    bench.add(tokens(101), "loaded", max_tokens=5)
+    bench.add([7], "short", max_tokens=4)
+    for _ in range(5):
+        bench.step()
+    assert len(bench.streams["short"]) >= 2
+    assert "loaded" not in bench.streams
+    bench.run()
+    assert bench.streams["loaded"] == expected_stream(tokens(101), 5)
+    assert bench.device.num_computed_tokens == 1 + 4 + 1 + 3
+
+
+@pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
+def test_what_was_not_loaded_is_computed(specs):
+    bench = Bench(specs, 40, connector=FakeConnector(100, fails=1.0, delay_steps=2))
+    request = bench.add(tokens(120), max_tokens=5)
+    bench.run()
+    assert bench.streams["r"] == expected_stream(tokens(120), 5)
+    assert (bench.scheduler.loads.num_failed, request.cache.external, request.cache.hit) == (1, 0, 0)
+    assert bench.plans[0].num_tokens == 120
+
+
+def test_a_load_that_failed_can_not_be_found():
+    bench = Bench([full()], 40, connector=FakeConnector(100, fails=1.0))
+    bench.add(tokens(120), "r", max_tokens=1)
+    bench.launch()
+    bench.connector.advance()
+    bench.scheduler._take_loads()
+    assert hit_tokens(bench.coordinator, tokens(120)) == 0
+    assert bench.coordinator.usage()[0].num_held == 0
+
+
+def test_an_aborted_load_holds_its_blocks_until_it_has_ended_and_is_found_afterwards():
+    bench = Bench([full()], 20, connector=FakeConnector(100, delay_steps=3))
+    bench.add(tokens(120))
+    bench.launch()
+    bench.scheduler.abort_request("r")
+    assert not bench.scheduler.has_unfinished_requests()
+    held = []
+    for _ in range(4):
+        bench.launch()
+        held.append(bench.coordinator.usage()[0].num_held)
+    assert held == [7, 7, 7, 0]
+    assert hit_tokens(bench.coordinator, tokens(120)) == 100
+
+
+def test_what_a_connector_brought_is_explained():
+    bench = Bench([full()], 20, connector=FakeConnector(100))
+    request = bench.run_one(tokens(120))
+    assert (request.cache.external, request.cache.never_seen, request.num_cached_tokens) == (100, 19, 100)
+    assert str(request.cache) == "120 = 0 hit + 100 external + 1 last + 19 never seen"
+
+
+def test_a_load_waits_for_the_copy_of_a_block_that_it_was_given():
+    # "a" goes on from inside a block and has planned its copy; the block then goes to the load of "b".
+    bench = Bench([full()], 6, watermark=0, async_depth=1, full_sequence_must_fit=False)
+    bench.run_one(tokens(40), "cached")
+    connector = attach(bench, FakeConnector(30))
+    connector.find = lambda request, num_local: 30 - num_local if request.request_id == "b" else 0
+    bench.add([*tokens(40), 900, 901], "a", max_tokens=4)
+    bench.add(tokens(60, 500), "b", max_tokens=4)
+    bench.launch()
+    assert bench.plans[-1].block_copies
+    assert connector.loads == []
+    bench.take_in()
+    assert [load.request.request_id for load in connector.loads] == ["b"]
+    bench.run()
+    assert bench.streams["a"] == expected_stream([*tokens(40), 900, 901], 4)
+    assert bench.streams["b"] == expected_stream(tokens(60, 500), 4)
+
+
+def test_a_loaded_request_can_be_preempted_before_it_has_run():
+    bench = Bench([full(), state()], [9, 8], connector=FakeConnector(), full_sequence_must_fit=False, watermark=0)
+    bench.connector.find = lambda request, num_local: max(0, 60 - num_local) if request.request_id == "b" else 0
+    bench.add(tokens(70), "a", max_tokens=30)
+    bench.step()
+    bench.add(tokens(61, 500), "b", max_tokens=10)
+    bench.step()
+    bench.connector.advance()
+    bench.scheduler._take_loads()
+    bench.scheduler._preempt(bench.scheduler.requests["b"])
+    bench.run()
+    assert bench.streams["a"] == expected_stream(tokens(70), 30)
+    assert bench.streams["b"] == expected_stream(tokens(61, 500), 10)
