@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hybrid_engine import __version__
+from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hybrid_engine.outputs import RequestOutput
 
 CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError, TraceError)
-DEMO = "demo"
+DEMO, TINY_HYBRID = "demo", tiny_hybrid.NAME
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(bench, name="bench")
@@ -32,7 +32,8 @@ app.add_typer(bench, name="bench")
 Model = Annotated[
     str,
     typer.Argument(
-        help="A folder with safetensors, a .gguf file, or 'demo': the Gemma 3 270M that the demo extra brings."
+        help="A folder with safetensors, a .gguf file, 'demo' (the Gemma 3 270M that the demo extra brings), or "
+        "'tiny-hybrid' (the small Jamba that comes along)."
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")]
@@ -54,7 +55,7 @@ Regex = Annotated[str | None, typer.Option(help="Answer with a text that matches
 
 @app.command()
 def generate(
-    model: Model,
+    model: Model = TINY_HYBRID,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; without any, stdin is one.")] = None,
     file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one prompt a line.")] = None,
     n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
@@ -108,7 +109,7 @@ def generate(
 
 @app.command()
 def chat(
-    model: Model,
+    model: Model = TINY_HYBRID,
     chat_template: Annotated[Path | None, typer.Option(help="A file with a Jinja chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_tokens: MaxTokens = 512,
@@ -149,7 +150,9 @@ def chat(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="A config.json, a folder, a .gguf file, or 'demo'.")],
+    model: Annotated[
+        str, typer.Argument(help="A config.json, a folder, a .gguf file, 'demo' or 'tiny-hybrid'.")
+    ] = TINY_HYBRID,
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
@@ -237,7 +240,10 @@ def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
         where = "stdin" if file is None else str(file)
         raise RequestError(f"the prompts can't be read from {where} as UTF-8 text: {error}") from error
     if not texts:
-        raise RequestError("there is no prompt: give some as arguments, in a --file, or one on stdin")
+        raise RequestError(
+            "there is no prompt: give some as arguments behind the model (hybrid-engine generate tiny-hybrid PROMPT), "
+            "in a --file, or one on stdin"
+        )
     return texts
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
+from hybrid_engine import tiny_hybrid
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
@@ -43,17 +44,21 @@ class LLM:
     """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
 
     def __init__(
-        self, model: str | Path, *, chat_template: str | Path | None = None, **settings: Unpack[EngineSettings]
+        self,
+        model: str | Path = tiny_hybrid.NAME,
+        *,
+        chat_template: str | Path | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
         """Load a model.
 
-        model: a folder with safetensors or one GGUF file, or a .gguf file.
+        model: a folder with safetensors or one GGUF file, or a .gguf file; by default the small one that comes along.
         chat_template: a Jinja template, or the Path of a file that holds one, used instead of the checkpoint's own.
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
         self._template = _read_template(chat_template) if isinstance(chat_template, Path) else chat_template
-        engine, plan = start_engine(make_config(model, **settings))
+        engine, plan = start_engine(make_config(tiny_hybrid.find_model(model), **settings))
         self._set_up(engine, plan)
 
     @classmethod
@@ -65,12 +70,13 @@ class LLM:
         return llm
 
     @staticmethod
-    def plan(model: str | Path, **settings: Unpack[EngineSettings]) -> EnginePlan:
+    def plan(model: str | Path = tiny_hybrid.NAME, **settings: Unpack[EngineSettings]) -> EnginePlan:
         """Return what `LLM(model, …)` would set up, from the model's config alone: no weights are read.
 
         model: as for LLM, or a config.json. settings: see EngineSettings.
         """
-        return plan_engine(read_model_config(model), make_config(model, **settings))
+        path = tiny_hybrid.find_model(model)
+        return plan_engine(read_model_config(path), make_config(path, **settings))
 
     def _set_up(self, engine: Engine, plan: EnginePlan) -> None:
         self._engine = engine

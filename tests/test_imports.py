@@ -104,7 +104,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sampling_params",
         "startup",
         "stream",
+        "tiny_hybrid",
     },
+    "tiny_hybrid": set(),
     "": {"llm", "outputs", "sampling_params"},
     "chat": API,
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
@@ -113,7 +115,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": API
     | BOOKKEEPING
     | {"step_builder", "demo", "kernels", "message_boundaries", "models.registry", "tokenizer"},
-    "cli": API | {"bench", "chat", "demo", "report"},
+    "cli": API | {"bench", "chat", "demo", "report", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
 TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")

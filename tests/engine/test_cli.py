@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -177,3 +178,19 @@ def test_a_wrong_schema_or_regex_is_the_callers_mistake(run, tiny_gemma3, option
     code, _, err = run("generate", tiny_gemma3, "hello", "--memory", "1MiB", *options)
     assert code == 2
     assert message in err
+
+
+def test_the_tiny_hybrid_is_used_where_no_model_is_named(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The prince"))
+    code, out, err = run("generate", *FEW)
+    assert (code, err.count("4 tokens")) == (0, 1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The prince"))
+    assert run("generate", "tiny-hybrid", *FEW)[1] == out
+    assert "jamba" in run("plan", "--memory", "4MiB")[1]
+
+
+def test_a_lone_prompt_is_told_to_stand_behind_the_model(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    code, _, err = run("generate", "What is the code of Belora?")
+    assert code == 2
+    assert "hybrid-engine generate tiny-hybrid PROMPT" in err
