@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_engine.errors import RequestError
@@ -16,6 +17,24 @@ wanted, 'cache_salt', 'message_boundaries' (the tokens after which a message end
 sooner, where the scheduling policy is 'priority')."""
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "message_boundaries", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request as a caller states it."""
+
+    request_id: str
+    prompt: str | Sequence[int]
+    """Text, or token ids that are taken as they are."""
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    cache_salt: str = ""
+    """A prefix cached under one salt is never found under another."""
+    text: str | None = None
+    """What to report as the prompt's text when it comes as token ids."""
+    message_boundaries: Sequence[int] = ()
+    """Tokens of the prompt after which a message ends: recurrent layers leave a state there for later turns."""
+    priority: int = 0
+    """The lower, the sooner, where the scheduling policy is 'priority'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +52,28 @@ class PromptInput:
     """The lower, the sooner."""
 
 
+def as_token_ids(token_ids: Sequence[int]) -> list[int]:
+    """Return token ids as integers. Raises RequestError for what is none."""
+    try:
+        return [operator.index(token_id) for token_id in token_ids]
+    except TypeError as error:
+        raise RequestError(f"prompt_token_ids must be integers: {error}") from error
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise RequestError for what is no valid text, such as half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{name} is no valid text: {error}") from error
+
+
 def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
     """Return a list of prompts, whether one or many were given; a list of integers is one prompt.
 
     Raises RequestError that names the first one it can't read.
     """
-    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+    if isinstance(prompts, str | bytes | bytearray | Mapping) or _is_token_ids(prompts):
         return [_as_prompt(prompts)]
     found = []
     for index, prompt in enumerate(_items(prompts)):
@@ -80,6 +115,8 @@ def _as_prompt(prompt: Any) -> PromptInput:
         return PromptInput(prompt, prompt)
     if isinstance(prompt, Mapping):
         return _from_mapping(prompt)
+    if isinstance(prompt, bytes | bytearray):
+        raise RequestError(f"it is {prompt!r:.60}, must be text: decode the bytes first")
     if not _is_token_ids(prompt):
         raise RequestError(f"it is {prompt!r:.60}, must be text, token ids, or a dict with one of them")
     return PromptInput(prompt, None)
@@ -93,6 +130,10 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     content = text if token_ids is None else token_ids
     if content is None:
         raise RequestError("the dict has neither 'prompt' nor 'prompt_token_ids', must have one of them")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt is {text!r:.60}, must be text; token ids go into 'prompt_token_ids'")
+    if token_ids is not None and not _is_sequence(token_ids):
+        raise RequestError(f"prompt_token_ids is {token_ids!r:.60}, must be a list of token ids")
     salt, boundaries = prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ()
     if not isinstance(salt, str):
         raise RequestError(f"cache_salt is {salt!r:.60}, must be text")
@@ -106,9 +147,13 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
 
 def _is_token_ids(value: Any) -> bool:
     """Whether this is one prompt as token ids; an empty list is not: it is no prompts at all."""
-    if isinstance(value, str | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        return False
-    return len(value) > 0 and isinstance(value[0], numbers.Integral)
+    return _is_sequence(value) and len(value) > 0 and isinstance(value[0], numbers.Integral)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether this can be token ids: a list, an array, not a text nor bytes."""
+    is_other = isinstance(value, str | bytes | bytearray | Mapping)
+    return not is_other and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _items(values: Any) -> Iterator[Any]:
