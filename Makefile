@@ -1,6 +1,6 @@
 # Every target does its own set-up: a fresh machine needs Python 3.11 or newer and a C compiler, nothing else.
 #
-#   make demo    run a real Gemma 3 on this machine and see what its prefix cache found
+#   make demo    run a real Gemma 3 and a small hybrid on this machine and see what their prefix cache found
 #   make test    run the tests (the quick ones; `make test-slow` runs the long sweeps)
 #
 # PYTHON is the interpreter that makes the environment, VENV is where the environment lies.

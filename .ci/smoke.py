@@ -1,4 +1,5 @@
-"""Run an installed wheel from outside the checkout: the kernels compile, a tiny random model answers.
+"""Run an installed wheel from outside the checkout: the kernels compile, a tiny random model answers, the shipped one
+recalls.
 
 usage: python smoke.py CHECKOUT    (the folder that nothing may be imported from)
 """
@@ -33,6 +34,7 @@ def main() -> None:
         make_model(Path(folder))
         for dtype in ("float32", "bfloat16"):
             answer(Path(folder), dtype)
+        recall()
         check_native_kernels(cache)
 
 
@@ -69,6 +71,18 @@ def answer(folder: Path, dtype: str) -> None:
     if dtype == "float32":
         assert [o.outputs[0].token_ids for o in first] == [o.outputs[0].token_ids for o in again]
     print(f"{dtype}: {[output.outputs[0].token_ids for output in first]}")
+
+
+def recall() -> None:
+    """Ask the model that the wheel brings for something that it can only know from the prompt."""
+    llm = LLM(cache_memory_bytes="64MiB")
+    messages = [
+        {"role": "system", "content": " The code of Belora is 4071. The ship of Moki is grifen."},
+        {"role": "user", "content": "What is the code of Belora?"},
+    ]
+    (output,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=16), progress=False)
+    assert output.outputs[0].text == " 4071.", output.outputs[0].text
+    print(f"tiny-hybrid: {output.outputs[0].text}")
 
 
 def check_native_kernels(cache: Path) -> None:

@@ -70,4 +70,4 @@ class ChatSession:
             self._note(f"prompt: {delta.cache} tokens")
 
     def _note(self, text: str) -> None:
-        self._notes.print(text, style="dim", highlight=False)
+        self._notes.print(text, style="dim", highlight=False, markup=False)

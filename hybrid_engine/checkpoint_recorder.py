@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.groups.base import GroupManager
 from hybrid_engine.groups.block import Block
-from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex
+from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex, is_spare
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
@@ -89,11 +89,34 @@ class CheckpointRecorder:
         num_written = sum(position <= request.num_computed_tokens for position, _ in held.captures)
         written, held.captures = held.captures[:num_written], held.captures[num_written:]
         for position, targets in written:
-            checkpoint = self._record(self._make_checkpoint(request, position, targets))
+            made = self._make_checkpoint(request, position, targets)
+            made.is_periodic = self._is_periodic(request, position)
+            checkpoint = self._record(made)
             if checkpoint is not None and self._has_beginning(held, checkpoint):
                 self._pin(held, checkpoint)
+            if made.is_periodic:
+                self._thin_path(request, position)
             for i, target in targets.items():
                 self.managers[i].pool.release((target,))
+
+    def _is_periodic(self, request: Request, position: int) -> bool:
+        """Return whether a checkpoint is laid for no other reason than that the prompt is long."""
+        interval, num_prompt = self.config.checkpoint_interval, request.num_prompt_tokens
+        ends = (num_prompt, self.lookup.align(num_prompt - 1), request.shared_prefix_boundary)
+        is_at_interval = interval > 0 and position % interval == 0
+        return is_at_interval and position not in ends and position not in request.message_boundaries
+
+    def _thin_path(self, request: Request, newest: int) -> None:
+        """Thin the periodic checkpoints of a prompt below the one that it just laid."""
+        interval, unit, held = self.config.checkpoint_interval, self.lookup.match_unit_tokens, request.held
+        assert held is not None
+        for position in range(interval, newest, interval):
+            if is_spare(position, newest, interval):
+                tail = tuple(request.token_ids[position // unit * unit : position])
+                checkpoint = self.checkpoints.get(request.hash_at(position // unit), tail)
+                if checkpoint is not None and checkpoint.is_periodic:
+                    self.checkpoints.thin(checkpoint)
+                    self._unpin(held, checkpoint)
 
     def _make_checkpoint(self, request: Request, position: int, states: Mapping[int, Block]) -> Checkpoint:
         held, unit = request.held, self.lookup.match_unit_tokens
@@ -115,7 +138,7 @@ class CheckpointRecorder:
     def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Keep a checkpoint unless a block that it needs can't be found: the cache was reset while its request ran."""
         for manager, keys in zip(self.managers, checkpoint.keys, strict=False):
-            if not all(map(manager.pool.cached.__contains__, keys)):
+            if not manager.pool.can_need(keys):
                 return None
         return self.checkpoints.record(checkpoint)
 
@@ -142,11 +165,15 @@ class CheckpointRecorder:
 
     def unpin_checkpoints(self, held: HeldBlocks) -> None:
         """Let the checkpoints that a request laid go the way of all others."""
-        for checkpoint, blocks in held.pinned:
+        for checkpoint, _ in list(held.pinned):
+            self._unpin(held, checkpoint)
+
+    def _unpin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
+        for entry in [entry for entry in held.pinned if entry[0] is checkpoint]:
+            held.pinned.remove(entry)
             checkpoint.num_pins -= 1
-            for pool, block in blocks:
+            for pool, block in entry[1]:
                 pool.release((block,))
-        held.pinned = []
 
     def unpin(self, held: HeldBlocks) -> None:
         """Let go of all that a request which ends holds beside its tables."""

@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat` and `plan`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hybrid_engine import __version__
-from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError
+from hybrid_engine import __version__, tiny_hybrid
+from hybrid_engine.bench.commands import app as bench
+from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
 
-CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError)
-DEMO = "demo"
+CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError, TraceError)
+DEMO, TINY_HYBRID = "demo", tiny_hybrid.NAME
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app.add_typer(bench, name="bench")
 
 Model = Annotated[
     str,
     typer.Argument(
-        help="A folder with safetensors, a .gguf file, or 'demo': the Gemma 3 270M that the demo extra brings."
+        help="A folder with safetensors, a .gguf file, 'demo' (the Gemma 3 270M that the demo extra brings), or "
+        "'tiny-hybrid' (the small Jamba that comes along)."
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")]
@@ -56,9 +59,9 @@ Regex = Annotated[str | None, typer.Option(help="Answer with a text that matches
 
 @app.command()
 def generate(
-    model: Model,
+    model: Model = TINY_HYBRID,
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts; without any, stdin is one.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with one prompt a line.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one prompt a line.")] = None,
     n: Annotated[int, typer.Option(help="Answers to each prompt.")] = 1,
     max_tokens: MaxTokens = 64,
     temperature: Temperature = 0.0,
@@ -114,7 +117,7 @@ def generate(
 
 @app.command()
 def chat(
-    model: Model,
+    model: Model = TINY_HYBRID,
     chat_template: Annotated[Path | None, typer.Option(help="A file with a Jinja chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_tokens: MaxTokens = 512,
@@ -159,7 +162,9 @@ def chat(
 
 @app.command()
 def plan(
-    model: Annotated[str, typer.Argument(help="A config.json, a folder, a .gguf file, or 'demo'.")],
+    model: Annotated[
+        str, typer.Argument(help="A config.json, a folder, a .gguf file, 'demo' or 'tiny-hybrid'.")
+    ] = TINY_HYBRID,
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
@@ -248,15 +253,20 @@ def _speculation(method: str | None, num_tokens: int | None, draft_model: str | 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     texts = list(prompts or [])
-    if file is not None:
-        try:
-            texts += [line for line in file.read_text().splitlines() if line]
-        except OSError as error:
-            raise RequestError(f"the prompts can't be read: {error}") from error
-    if not texts and file is None and not sys.stdin.isatty():
-        texts = [sys.stdin.read()]
+    try:
+        if file is not None:
+            texts += [line for line in file.read_text(encoding="utf-8").split("\n") if line]
+        elif not texts and not sys.stdin.isatty():
+            # The line end that `echo` and editors put last is not meant; any other is.
+            texts = [text for text in [sys.stdin.read().removesuffix("\n")] if text]
+    except (OSError, UnicodeDecodeError) as error:
+        where = "stdin" if file is None else str(file)
+        raise RequestError(f"the prompts can't be read from {where} as UTF-8 text: {error}") from error
     if not texts:
-        raise RequestError("there is no prompt: give some as arguments, in a --file, or one on stdin")
+        raise RequestError(
+            "there is no prompt: give some as arguments behind the model (hybrid-engine generate tiny-hybrid PROMPT), "
+            "in a --file, or one on stdin"
+        )
     return texts
 
 

@@ -90,7 +90,7 @@ class Engine:
     ) -> None:
         """Accept a request. Raises RequestError, having changed nothing, when it can't be run."""
         self.raise_if_dead()
-        self._submit(self._check(Prompt(request_id, prompt, sampling, cache_salt)))
+        self._submit([self._check(Prompt(request_id, prompt, sampling, cache_salt))])
 
     def add_requests(self, prompts: Sequence[Prompt]) -> None:
         """Accept all requests or none. Raises RequestError that names the first one that can't be run."""
@@ -105,8 +105,7 @@ class Engine:
                 if len(prompts) == 1:
                     raise
                 raise type(error)(f"prompt {index} of {len(prompts)}: {error}. None of them was accepted") from error
-        for caller in callers.values():
-            self._submit(caller)
+        self._submit(list(callers.values()))
 
     def abort(self, request_id: str) -> None:
         """End a request at once and free all it holds; nothing more is reported of it. An unknown id is ignored.
@@ -211,7 +210,7 @@ class Engine:
             if update.finish_reason is None:
                 self.scheduler.finish_request(request_id, output.stop_reason)
         if len(caller.answers) < caller.sampling.n:
-            self._submit_answers(caller, caller.sampling.n)
+            self._hand_over(caller, self._make_answers(caller, caller.sampling.n))
         return output
 
     def _output(self, caller: CallerRequest, outputs: list[CompletionOutput], now: float) -> RequestOutput:
@@ -236,6 +235,7 @@ class Engine:
         _check_text("cache_salt", prompt.cache_salt)
         token_ids = self._encode(prompt.prompt) if isinstance(prompt.prompt, str) else _as_token_ids(prompt.prompt)
         self._check_token_ids(token_ids)
+        self._check_stops(prompt.sampling)
         self._check_structured_outputs(prompt.sampling)
         caller = CallerRequest(
             request_id=prompt.request_id,
@@ -273,6 +273,16 @@ class Engine:
             )
         self.scheduler.coordinator.check_prompt(len(token_ids))
 
+    def _check_stops(self, sampling: SamplingParams) -> None:
+        if sampling.min_tokens == 0:
+            return
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)}
+        if len([token_id for token_id in ends if 0 <= token_id < self.vocab_size]) == self.vocab_size:
+            raise RequestError(
+                f"min_tokens is {sampling.min_tokens} and stop_token_ids cover all {self.vocab_size:,} tokens: none is "
+                f"left to begin with; leave one out, or set min_tokens to 0"
+            )
+
     def _check_structured_outputs(self, sampling: SamplingParams) -> None:
         if sampling.structured_outputs is None:
             return
@@ -280,12 +290,23 @@ class Engine:
             raise RequestError("structured_outputs can't be used: this engine was put together without grammars")
         self._grammars.check(sampling.structured_outputs)
 
-    def _submit(self, caller: CallerRequest) -> None:
+    def _submit(self, callers: Sequence[CallerRequest]) -> None:
+        """Take in requests that were checked: all of them, or none when making one of them fails."""
         # Drawn only now: a request that was refused changes nothing for the next one.
+        seeds_before = self._seeds.getstate()
+        try:
+            answers = [self._make_first_answers(caller) for caller in callers]
+        except BaseException:
+            self._seeds.setstate(seeds_before)
+            raise
+        for caller, first in zip(callers, answers, strict=True):
+            self._callers[caller.request_id] = caller
+            self._hand_over(caller, first)
+
+    def _make_first_answers(self, caller: CallerRequest) -> list[Answer]:
         seed = caller.sampling.seed
         caller.seed = self._seeds.getrandbits(63) if seed is None else seed
-        self._callers[caller.request_id] = caller
-        self._submit_answers(caller, 1 if self._siblings_can_hit(caller) else caller.sampling.n)
+        return self._make_answers(caller, 1 if self._siblings_can_hit(caller) else caller.sampling.n)
 
     def _siblings_can_hit(self, caller: CallerRequest) -> bool:
         """Return whether the other answers find the prompt in the cache once the first one has computed it."""
@@ -296,10 +317,13 @@ class Engine:
             and len(caller.prompt_token_ids) > coordinator.alignment_tokens
         )
 
-    def _submit_answers(self, caller: CallerRequest, count: int) -> None:
-        """Hand the caller's answers below `count` to the scheduler, those that it has excepted."""
-        for index in range(len(caller.answers), count):
-            answer = self._make_answer(caller, index)
+    def _make_answers(self, caller: CallerRequest, count: int) -> list[Answer]:
+        """Make the caller's answers below `count`, those that the scheduler has excepted."""
+        return [self._make_answer(caller, index) for index in range(len(caller.answers), count)]
+
+    def _hand_over(self, caller: CallerRequest, answers: Sequence[Answer]) -> None:
+        """Give answers to the scheduler."""
+        for answer in answers:
             caller.answers.append(answer)
             self._answers[answer.request.request_id] = answer
             self.scheduler.add_request(answer.request)

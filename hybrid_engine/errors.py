@@ -5,6 +5,7 @@ HybridEngineError
 │   ├── UnknownModelError    no architecture of ours reads this checkpoint
 │   └── CapacityError        the memory given can't hold what was asked
 ├── CheckpointError      the files of a model are missing, cut short or not what they say
+├── TraceError           a trace to replay can't be read, or lacks what a replay needs
 ├── RequestError         one request is wrong; nobody else's is touched
 │   ├── PromptTooLongError   the prompt alone can never fit
 │   ├── SamplingParamsError  a sampling parameter is out of its range
@@ -32,6 +33,10 @@ class CapacityError(ConfigError):
 
 class CheckpointError(HybridEngineError):
     """The files of a model are missing, cut short or not what they say."""
+
+
+class TraceError(HybridEngineError, ValueError):
+    """A trace to replay can't be read, or lacks what a replay needs."""
 
 
 class RequestError(HybridEngineError, ValueError):

@@ -38,7 +38,7 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
 
     Raises RequestError that names the first one it can't read.
     """
-    if isinstance(prompts, str | Mapping) or _is_token_ids(prompts):
+    if isinstance(prompts, str | bytes | bytearray | Mapping) or _is_token_ids(prompts):
         return [_as_prompt(prompts)]
     found = []
     for index, prompt in enumerate(_items(prompts)):
@@ -80,6 +80,8 @@ def _as_prompt(prompt: Any) -> PromptInput:
         return PromptInput(prompt, prompt)
     if isinstance(prompt, Mapping):
         return _from_mapping(prompt)
+    if isinstance(prompt, bytes | bytearray):
+        raise RequestError(f"it is {prompt!r:.60}, must be text: decode the bytes first")
     if not _is_token_ids(prompt):
         raise RequestError(f"it is {prompt!r:.60}, must be text, token ids, or a dict with one of them")
     return PromptInput(prompt, None)
@@ -93,6 +95,10 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     content = text if token_ids is None else token_ids
     if content is None:
         raise RequestError("the dict has neither 'prompt' nor 'prompt_token_ids', must have one of them")
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt is {text!r:.60}, must be text; token ids go into 'prompt_token_ids'")
+    if token_ids is not None and not _is_sequence(token_ids):
+        raise RequestError(f"prompt_token_ids is {token_ids!r:.60}, must be a list of token ids")
     salt, boundaries = prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ()
     if not isinstance(salt, str):
         raise RequestError(f"cache_salt is {salt!r:.60}, must be text")
@@ -106,9 +112,13 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
 
 def _is_token_ids(value: Any) -> bool:
     """Whether this is one prompt as token ids; an empty list is not: it is no prompts at all."""
-    if isinstance(value, str | Mapping) or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        return False
-    return len(value) > 0 and isinstance(value[0], numbers.Integral)
+    return _is_sequence(value) and len(value) > 0 and isinstance(value[0], numbers.Integral)
+
+
+def _is_sequence(value: Any) -> bool:
+    """Whether this can be token ids: a list, an array, not a text nor bytes."""
+    is_other = isinstance(value, str | bytes | bytearray | Mapping)
+    return not is_other and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
 def _items(values: Any) -> Iterator[Any]:

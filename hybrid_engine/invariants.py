@@ -31,6 +31,10 @@ def check_invariants(coordinator: Coordinator, holders: Iterable[Request]) -> No
             held.update(block.block_id for pool, block in pinned if pool is manager.pool)
             _check_table(manager, request, i)
         _check_pool(manager, held)
+    for i, manager in enumerate(coordinator.managers):
+        if manager.pool.needed is not None:
+            keys = {key for checkpoint in coordinator.checkpoints for key in checkpoint.keys[i]}
+            assert manager.pool.needed.keys() == keys, f"group {i} keeps other blocks than its checkpoints need"
     for checkpoint in coordinator.checkpoints:
         for block in checkpoint.blocks:
             assert block is None or checkpoint in block.checkpoints, f"{block} doesn't know its checkpoint"

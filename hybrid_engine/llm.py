@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
+from hybrid_engine import tiny_hybrid
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.inputs import PromptLike, as_conversations, as_prompts, as_sampling
-from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, message_ends, token_positions
+from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -43,19 +44,21 @@ class LLM:
     """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
 
     def __init__(
-        self, model: str | Path, *, chat_template: str | Path | None = None, **settings: Unpack[EngineSettings]
+        self,
+        model: str | Path = tiny_hybrid.NAME,
+        *,
+        chat_template: str | Path | None = None,
+        **settings: Unpack[EngineSettings],
     ) -> None:
         """Load a model.
 
-        model: a folder with safetensors or one GGUF file, or a .gguf file.
+        model: a folder with safetensors or one GGUF file, or a .gguf file; by default the small one that comes along.
         chat_template: a Jinja template, or the Path of a file that holds one, used instead of the checkpoint's own.
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
-        if isinstance(chat_template, Path) and not chat_template.is_file():
-            raise ConfigError(f"chat_template is {chat_template}, which is no file: give a template or the path of one")
-        self._template = chat_template.read_text() if isinstance(chat_template, Path) else chat_template
-        engine, plan = start_engine(make_config(model, **settings))
+        self._template = _read_template(chat_template) if isinstance(chat_template, Path) else chat_template
+        engine, plan = start_engine(make_config(tiny_hybrid.find_model(model), **settings))
         self._set_up(engine, plan)
 
     @classmethod
@@ -67,18 +70,20 @@ class LLM:
         return llm
 
     @staticmethod
-    def plan(model: str | Path, **settings: Unpack[EngineSettings]) -> EnginePlan:
+    def plan(model: str | Path = tiny_hybrid.NAME, **settings: Unpack[EngineSettings]) -> EnginePlan:
         """Return what `LLM(model, …)` would set up, from the model's config alone: no weights are read.
 
         model: as for LLM, or a config.json. settings: see EngineSettings.
         """
-        return plan_engine(read_model_config(model), make_config(model, **settings))
+        path = tiny_hybrid.find_model(model)
+        return plan_engine(read_model_config(path), make_config(path, **settings))
 
     def _set_up(self, engine: Engine, plan: EnginePlan) -> None:
         self._engine = engine
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
+        self._message_ends = MessageEnds()
 
     # What it is
 
@@ -198,7 +203,8 @@ class LLM:
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        boundaries = token_positions(message_ends(render, len(turns), text), encoded["offset_mapping"])
+        ends = self._message_ends.find(render, turns, text, template=template or str(tokenizer.chat_template))
+        boundaries = token_positions(ends, encoded["offset_mapping"])
         return {"prompt": text, "prompt_token_ids": encoded["input_ids"], "message_boundaries": boundaries}
 
     # How
@@ -243,6 +249,15 @@ class LLM:
     def _end(self, request_id: str) -> None:
         self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+
+
+def _read_template(path: Path) -> str:
+    if not path.is_file():
+        raise ConfigError(f"chat_template is {path}, which is no file: give a template or the path of one")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error
 
 
 @contextmanager

@@ -94,7 +94,10 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; with n > 1 those of the first answer's request."""
     cache: CacheExplanation | None = None
-    """Where each prompt token came from, and why not more of them were found; None before the prompt was scheduled."""
+    """Where each prompt token came from, and why not more of them were found; None before the prompt was scheduled.
+
+    With n > 1 this is the first answer's: what the prompt found when it came. Its siblings hit what that one computed.
+    """
 
 
 def decode_logprobs(position: TokenLogprobs, decode: Callable[[int], str]) -> PositionLogprobs:

@@ -1,8 +1,11 @@
 """The scenes of docs/SCENARIOS.md with recurrent states, by their numbers."""
 
+import random
+
 import pytest
 from bookkeeping import (
     Bench,
+    NamedPrefixes,
     compute,
     expected_stream,
     full,
@@ -13,6 +16,8 @@ from bookkeeping import (
     sliding,
     state,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hybrid_engine.groups.spec import group_layers
 
@@ -157,6 +162,20 @@ def test_scene_24_a_preempted_request_goes_on_where_it_was():
     assert request.output_token_ids == expected_stream(tokens(100), 250)
 
 
+@pytest.mark.parametrize("specs", [[full()], [full(), state()]], ids=["full", "full and state"])
+def test_scene_25_a_long_prefill_goes_on_beside_a_hundred_decoders(specs):
+    bench = Bench(specs, [1200, 400][: len(specs)], max_num_scheduled_tokens=600, max_num_seqs=128)
+    decoders = [bench.add(tokens(6, 1000 * i), f"d{i}", max_tokens=40) for i in range(100)]
+    bench.step()
+    bench.add(tokens(5000, 500_000), "long", max_tokens=5)
+    short = bench.add(tokens(20, 900_000), "short", max_tokens=5)
+    for _ in range(11):
+        bench.step()
+    assert [plan.num_scheduled_tokens for plan in bench.plans[1:11]] == [(1,) * 100 + (500,)] * 10
+    assert short.num_output_tokens == 1
+    assert all(decoder.num_output_tokens == 12 for decoder in decoders)
+
+
 def test_scene_26_checkpoints_cost_no_steps():
     bench = Bench([full(), state()], [700, 10], checkpoint_interval=1000, max_num_scheduled_tokens=2048)
     bench.run_one(tokens(10_000))
@@ -183,6 +202,80 @@ def test_scene_28_the_gate_counts_blocks_and_one_working_state():
     request = bench.run_one(tokens(256), max_tokens=17)
     assert request.num_output_tokens == 17
     assert request.num_preemptions == 0
+
+
+class Oracle:
+    """Knows the prefix that each checkpoint's key promises, from the requests that could have laid it."""
+
+    def __init__(self, bench, requests):
+        self.bench, self.requests = bench, requests
+
+    def check(self) -> int:
+        """Compare the content of every state that is kept with the prefix of its key; return how many there are."""
+        found = 0
+        for checkpoint in self.bench.coordinator.checkpoints:
+            promised = self._prefix(checkpoint)
+            for manager, slots, block in zip(
+                self.bench.coordinator.managers, self.bench.device.slots, checkpoint.blocks, strict=True
+            ):
+                if manager.is_state:
+                    assert slots[block.block_id] == [promised], f"{checkpoint} keeps another prefix's state"
+                    found += 1
+        return found
+
+    def _prefix(self, checkpoint) -> bytes:
+        start = checkpoint.position - len(checkpoint.tail)
+        num_units = start // self.bench.coordinator.match_unit_tokens
+        for request in self.requests:
+            is_long_enough = request.num_tokens >= checkpoint.position
+            if is_long_enough and request.hash_at(num_units) == checkpoint.parent:
+                token_ids = request.token_ids[: checkpoint.position]
+                if tuple(token_ids[start:]) == checkpoint.tail:
+                    return NamedPrefixes(token_ids).prefixes[-1]
+        raise AssertionError(f"no request has the prefix of {checkpoint}")
+
+
+def run_and_ask_the_oracle(seed: int) -> int:
+    """Random prompts that share beginnings, in chunks, with aborts and too little memory; return the states seen."""
+    rng = random.Random(seed)
+    bench = Bench(
+        [full(4), sliding(10, 4), state()],
+        [rng.randrange(24, 40), rng.randrange(24, 40), rng.randrange(3, 9)],
+        max_num_scheduled_tokens=rng.choice([3, 16, 64]),
+        max_num_seqs=rng.choice([2, 4]),
+        full_sequence_must_fit=rng.random() < 0.5,
+        watermark=0,
+        checkpoint_interval=rng.choice([0, 5]),
+        block_size=4,
+    )
+    requests, found = [], 0
+    oracle = Oracle(bench, requests)
+    while len(requests) < 8 or bench.scheduler.has_unfinished_requests():
+        if len(requests) < 8 and rng.random() < 0.3:
+            prompt = [*tokens(rng.choice([0, 9, 20])), *tokens(rng.randrange(1, 25), 100 * rng.randrange(1, 4))]
+            boundaries = sorted(rng.sample(range(1, len(prompt) + 1), min(2, len(prompt))))
+            name = f"r{len(requests)}"
+            request = make_request(
+                bench.coordinator, prompt, name, max_tokens=rng.randrange(1, 30), message_boundaries=boundaries
+            )
+            bench.scheduler.add_request(request)
+            requests.append(request)
+        if requests and rng.random() < 0.03:
+            bench.scheduler.abort_request(rng.choice(requests).request_id)
+        if bench.scheduler.has_unfinished_requests():
+            bench.step()
+            found += oracle.check()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_scene_29_every_state_that_is_kept_is_that_of_the_prefix_its_key_promises(seed):
+    run_and_ask_the_oracle(seed)
+
+
+def test_scene_29_its_traffic_keeps_states():
+    assert sum(run_and_ask_the_oracle(seed) for seed in range(5)) > 100
 
 
 def test_a_long_prefill_leaves_states_to_other_requests():

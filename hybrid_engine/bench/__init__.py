@@ -1,1 +1,1 @@
-"""Benchmarks that anybody can repeat: `python -m hybrid_engine.bench scheduler|kernels|engine|all`."""
+"""Benchmarks that anybody can repeat: `hybrid-engine bench scheduler|kernels|engine|all|replay`."""

@@ -33,6 +33,7 @@ class GroupManager(Generic[Spec]):
         self.block_size = spec.block_size
         # A block is found under the hash of the prefix that it ends; hashes exist at every match unit.
         self._units_per_block = spec.block_size // match_unit_tokens
+        pool.needs_parents = self.keeps_everything
 
     @property
     def keeps_everything(self) -> bool:

@@ -9,22 +9,39 @@ Two ways to give memory back. Where no group has states, every block end is a po
 by one, least recently used first, and a recorded checkpoint goes with its block. Where states exist, only recorded
 checkpoints can be resumed, so that they are the unit: each keeps all its blocks in all groups, the least recently used
 one goes as a whole, and a block that none needs any more is empty at once.
+
+Those laid for no other reason than that a prompt is long are thinned as its path grows: all but some near the path's
+end are spare, see `is_spare`. A spare one is lost only when memory is short, but then before all others.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.groups.pool import BlockPool
 
+DENSE = 4
+"""The newest checkpoints of a path that keep their spacing; before them it doubles whenever the distance does."""
+
+
+def is_spare(position: int, newest: int, interval: int) -> bool:
+    """Return whether a checkpoint is one too many on a path that has grown to newest; both are multiples of interval.
+
+    The spacing d tokens before the newest is about d / 2: whoever parts from the path there computes at most so much
+    again, and n intervals keep about 2 log2(n) checkpoints. One that is spare stays so as the path grows.
+    """
+    distance = (newest - position) // interval
+    return position // interval % (1 << (distance // DENSE).bit_length()) != 0
+
 
 class Checkpoint:
     """One recorded position; equal only to itself."""
 
-    __slots__ = ("blocks", "keys", "num_pins", "parent", "position", "tail")
+    __slots__ = ("blocks", "is_periodic", "keys", "num_pins", "parent", "position", "tail")
 
     def __init__(
         self,
@@ -46,6 +63,8 @@ class Checkpoint:
         self.keys = keys
         self.num_pins = 0
         """Running requests that laid it: it stays while they run."""
+        self.is_periodic = False
+        """Laid only because the prompt is long, and not used yet: it may become spare."""
 
     def __repr__(self) -> str:
         return f"Checkpoint({self.position}, pinned {self.num_pins} times)"
@@ -60,6 +79,7 @@ class CheckpointIndex:
         self._is_unit = is_unit
         self._by_parent: dict[BlockHash, dict[tuple[int, ...], Checkpoint]] = {}
         self._by_recency: OrderedDict[Checkpoint, None] = OrderedDict()
+        self._spare: OrderedDict[Checkpoint, None] = OrderedDict()
         self.num_recorded = 0
         """Checkpoints that were new when they were recorded."""
         for pool in pools:
@@ -92,7 +112,16 @@ class CheckpointIndex:
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Note that a checkpoint was used; those on the way to it stay as old as they are."""
+        checkpoint.is_periodic = False
+        self._spare.pop(checkpoint, None)
+        self._by_recency[checkpoint] = None
         self._by_recency.move_to_end(checkpoint)
+
+    def thin(self, checkpoint: Checkpoint) -> None:
+        """Let a checkpoint go before all others when memory is short, unless it is used until then."""
+        del self._by_recency[checkpoint]
+        self._spare[checkpoint] = None
+        checkpoint.is_periodic = False
 
     def forget(self, checkpoint: Checkpoint) -> None:
         """Drop a checkpoint; a block that only it made useful is empty from now on."""
@@ -100,7 +129,7 @@ class CheckpointIndex:
         del siblings[checkpoint.tail]
         if not siblings:
             del self._by_parent[checkpoint.parent]
-        del self._by_recency[checkpoint]
+        (self._spare if checkpoint in self._spare else self._by_recency).pop(checkpoint)
         for pool, block in zip(self._pools, checkpoint.blocks, strict=True):
             if block is not None:
                 block.checkpoints.remove(checkpoint)
@@ -112,6 +141,10 @@ class CheckpointIndex:
         """Drop all checkpoints."""
         for checkpoint in list(self):
             self.forget(checkpoint)
+
+    def get(self, parent: BlockHash, tail: tuple[int, ...]) -> Checkpoint | None:
+        """Return the checkpoint with exactly this tail, or None."""
+        return self._by_parent.get(parent, {}).get(tail)
 
     def has(self, parent: BlockHash) -> bool:
         """Return whether any checkpoint lies right behind this hash."""
@@ -128,12 +161,9 @@ class CheckpointIndex:
                 yield checkpoint
 
     def _give_up_for(self, pool: BlockPool, num_blocks: int) -> None:
-        """Give up checkpoints, the least recently used first, until a pool has so many empty blocks."""
-        if pool.free.num_empty >= num_blocks:
-            return
-        for checkpoint in list(self._by_recency):
-            if checkpoint.num_pins == 0:
-                self.forget(checkpoint)
-                if pool.free.num_empty >= num_blocks:
-                    return
-        raise AssertionError(f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} could be emptied")
+        """Give up checkpoints, spare ones and then the least recently used, until a pool has so many empty blocks."""
+        while pool.free.num_empty < num_blocks:
+            order = chain(self._spare, self._by_recency)
+            victim = next((checkpoint for checkpoint in order if checkpoint.num_pins == 0), None)
+            assert victim is not None, f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} empty"
+            self.forget(victim)

@@ -44,7 +44,10 @@ class BlockPool:
         self.num_freed = 0
         """Blocks that were let go by the last who held them, since the pool was made."""
         self.needed: dict[BlockHash, int] | None = None
-        """When set: by key, the checkpoints that need the block; a free block that none needs is empty."""
+        """When set: by key, how often the block is needed; a free block that nothing needs is empty."""
+        self.needs_parents = False
+        """Whether a needed block needs all before it: each then counts the checkpoints that end with it and the blocks
+        right behind it, so that a checkpoint costs as much as it adds. Otherwise each counts all its checkpoints."""
         self.make_empty: Callable[[BlockPool, int], None] = _take_from_the_queue
         """Asked before blocks are taken; where checkpoints are kept whole, it gives some of them up."""
         self.on_checkpoint_lost: Callable[[Checkpoint], None] = _no_checkpoints
@@ -92,9 +95,12 @@ class BlockPool:
             block.ref_count -= 1
             if block.ref_count == 0:
                 self.num_freed += 1
-                if block.block_hash in self.duplicates or not self._is_needed(block):
-                    # Somebody holds another copy of the same content, one is enough; or it is of no use to anybody.
+                if block.block_hash in self.duplicates:
+                    # Somebody holds another copy of the same content, one is enough.
                     self._unregister(block)
+                elif not self._is_needed(block):
+                    # No checkpoint can use it. It was known all the same: whoever asks for it again is told so.
+                    self._remember_evicted(self._unregister(block))
                 self.free.put(block, evict_first=evict_first)
 
     def register(self, block: Block, block_hash: BlockHash) -> None:
@@ -109,26 +115,43 @@ class BlockPool:
                 self.settle(other)
         self.evicted.pop(block_hash, None)
 
-    def need(self, keys: Iterable[BlockHash]) -> None:
-        """Keep the blocks with these keys, once more each, until `release_need`."""
+    def need(self, keys: Sequence[BlockHash]) -> None:
+        """Keep the blocks with these keys, each behind its parent, until `release_need`."""
         needed = self.needed
         assert needed is not None, "this pool keeps blocks by their recency"
-        for key in keys:
-            needed[key] = needed.get(key, 0) + 1
+        for key in reversed(keys):
+            num_before = needed.get(key, 0)
+            needed[key] = num_before + 1
+            if num_before and self.needs_parents:
+                return
 
-    def release_need(self, keys: Iterable[BlockHash]) -> None:
+    def can_need(self, keys: Sequence[BlockHash]) -> bool:
+        """Return whether the blocks with these keys are all there to be kept."""
+        needed = self.needed
+        assert needed is not None, "this pool keeps blocks by their recency"
+        for key in reversed(keys):
+            if key not in self.cached:
+                return False
+            if self.needs_parents and key in needed:
+                return True
+        return True
+
+    def release_need(self, keys: Sequence[BlockHash]) -> None:
         """Undo `need`; a free block that nothing needs any more is empty at once."""
         needed = self.needed
         assert needed is not None, "this pool keeps blocks by their recency"
-        for key in keys:
+        for key in reversed(keys):
             needed[key] -= 1
-            if needed[key] == 0:
-                del needed[key]
-                block = self.cached.get(key)
-                if block is not None and block.ref_count == 0:
-                    self._unregister(block)
-                    self._remember_evicted(key)
-                    self.settle(block)
+            if needed[key]:
+                if self.needs_parents:
+                    return
+                continue
+            del needed[key]
+            block = self.cached.get(key)
+            if block is not None and block.ref_count == 0:
+                self._unregister(block)
+                self._remember_evicted(key)
+                self.settle(block)
 
     def _is_needed(self, block: Block) -> bool:
         return self.needed is None or block.block_hash is None or block.block_hash in self.needed

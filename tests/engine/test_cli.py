@@ -1,6 +1,7 @@
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -82,10 +83,27 @@ def test_generate_reads_prompts_from_a_file(run, tiny_gemma3, tmp_path):
     assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["hello", "other"]
 
 
-def test_generate_reads_one_prompt_from_stdin(run, tiny_gemma3, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("from\nstdin"))
+@pytest.mark.parametrize(("typed", "prompt"), [("from\nstdin", "from\nstdin"), ("hi\n", "hi"), ("hi\n\n", "hi\n")])
+def test_generate_reads_one_prompt_from_stdin_without_its_last_line_end(run, tiny_gemma3, monkeypatch, typed, prompt):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     _, out, _ = run("generate", tiny_gemma3, "--json", *FEW)
-    assert json.loads(out)["prompt"] == "from\nstdin"
+    assert json.loads(out)["prompt"] == prompt
+
+
+def test_prompts_that_are_no_utf_8_are_refused(run, tiny_gemma3, tmp_path, monkeypatch):
+    (tmp_path / "latin-1.txt").write_bytes("Grüße".encode("latin-1"))
+    code, _, err = run("generate", tiny_gemma3, "--file", tmp_path / "latin-1.txt")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "latin-1.txt as UTF-8 text" in err
+    monkeypatch.setattr(sys, "stdin", (tmp_path / "latin-1.txt").open(encoding="utf-8"))
+    assert "from stdin as UTF-8 text" in run("generate", tiny_gemma3)[2]
+
+
+def test_a_chat_template_that_is_no_utf_8_is_refused(run, tiny_gemma3, tmp_path):
+    (tmp_path / "template.jinja").write_bytes("Grüße".encode("latin-1"))
+    code, _, err = run("chat", tiny_gemma3, "--chat-template", tmp_path / "template.jinja")
+    assert code == 2
+    assert "can't be read as UTF-8 text" in err
 
 
 def test_plan_shows_layers_and_groups_from_a_config_alone(run, tiny_gemma3):
@@ -130,6 +148,16 @@ def test_our_mistakes_exit_with_1(run, tiny_gemma3, monkeypatch):
     assert (code, err) == (1, "error: a step failed\n")
 
 
+def test_chat_shows_square_brackets_of_an_error_as_they_are(run, tiny_gemma3, tmp_path, monkeypatch):
+    lines = iter(["hi", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    template = TEMPLATE + "{% if messages[-1].content == 'hi' %}{{ raise_exception('no [/red] here') }}{% endif %}"
+    (tmp_path / "template.jinja").write_text(template)
+    code, _, err = run("chat", tiny_gemma3, "--chat-template", tmp_path / "template.jinja", "--memory", "1MiB")
+    assert code == 0
+    assert "no [/red] here" in err
+
+
 def test_chat_answers_line_by_line_until_exit(run, tiny_gemma3, tmp_path, monkeypatch):
     lines = iter(["hi", "/reset", "", "hi", "/exit", "never read"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
@@ -163,3 +191,19 @@ def test_a_wrong_schema_or_regex_is_the_callers_mistake(run, tiny_gemma3, option
     code, _, err = run("generate", tiny_gemma3, "hello", "--memory", "1MiB", *options)
     assert code == 2
     assert message in err
+
+
+def test_the_tiny_hybrid_is_used_where_no_model_is_named(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The prince"))
+    code, out, err = run("generate", *FEW)
+    assert (code, err.count("4 tokens")) == (0, 1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The prince"))
+    assert run("generate", "tiny-hybrid", *FEW)[1] == out
+    assert "jamba" in run("plan", "--memory", "4MiB")[1]
+
+
+def test_a_lone_prompt_is_told_to_stand_behind_the_model(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    code, _, err = run("generate", "What is the code of Belora?")
+    assert code == 2
+    assert "hybrid-engine generate tiny-hybrid PROMPT" in err

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from hybrid_engine.engine import Prompt
@@ -248,6 +250,41 @@ def test_a_refused_request_changes_no_later_seed(scripted):
     answer(refused)
     answer(untouched)
     assert seeds(refused) == seeds(untouched)
+
+
+def test_a_batch_is_taken_whole_or_not_at_all_also_when_making_a_request_fails(scripted, monkeypatch):
+    engine, untouched = scripted("x"), scripted("x")
+    make, made = engine._make_answer, []
+
+    def fail_at_the_third(caller, index):
+        made.append(caller.request_id)
+        if len(made) == 3:
+            raise MemoryError
+        return make(caller, index)
+
+    monkeypatch.setattr(engine, "_make_answer", fail_at_the_third)
+    with pytest.raises(MemoryError):
+        engine.add_requests([Prompt(request_id, "a prompt") for request_id in "abc"])
+    assert (made, engine.has_unfinished_requests()) == (["a", "b", "c"], False)
+    assert not engine.scheduler.has_unfinished_requests()
+    answer(engine)
+    answer(untouched)
+    assert seeds(engine) == seeds(untouched)
+
+
+def test_stop_tokens_that_leave_none_to_begin_with_are_refused(scripted):
+    engine = scripted("x")
+    all_but_eos = tuple(token for token in range(engine.vocab_size) if token != EOS)
+    covering = SamplingParams(max_tokens=4, min_tokens=2, stop_token_ids=all_but_eos)
+    with pytest.raises(RequestError, match="min_tokens is 2 and stop_token_ids cover all 259 tokens"):
+        engine.add_request("r", "q", covering)
+    engine.add_request("r", "q", replace(covering, ignore_eos=True))  # the end of text itself is left
+    engine.add_request("s", "q", replace(covering, min_tokens=0))
+
+
+def test_of_n_answers_the_explanation_is_the_first_ones(scripted):
+    output = answer(scripted("xyz"), prompt="0123456789", sampling=SamplingParams(n=3, max_tokens=8))
+    assert (output.cache.hit, output.num_cached_tokens) == (0, 0)  # the siblings hit 8 tokens each
 
 
 def test_a_request_id_in_use_is_refused_and_free_again_afterwards(scripted):

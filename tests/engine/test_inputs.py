@@ -41,8 +41,27 @@ def test_token_ids_may_be_an_array():
         ([{}], "prompt 0: the dict has neither"),
         ([{"promt": "hi"}], "prompt 0: unknown key 'promt'"),
         ([["hi"]], "prompt 0: it is"),
+        (b"hi", "it is b'hi', must be text: decode the bytes first"),
+        ([b"hi"], "prompt 0: it is b'hi', must be text"),
+        ({"prompt": 5}, "prompt is 5, must be text; token ids go into 'prompt_token_ids'"),
+        ({"prompt": b"hi"}, "prompt is b'hi', must be text"),
+        ({"prompt_token_ids": 5}, "prompt_token_ids is 5, must be a list of token ids"),
+        ({"prompt_token_ids": "hi"}, "prompt_token_ids is 'hi', must be a list of token ids"),
     ],
-    ids=["number", "number among texts", "priority in words", "empty dict", "misspelt key", "text in a list too deep"],
+    ids=[
+        "number",
+        "number among texts",
+        "priority in words",
+        "empty dict",
+        "misspelt key",
+        "text in a list too deep",
+        "bytes",
+        "bytes in a list",
+        "number in a dict",
+        "bytes in a dict",
+        "number for ids",
+        "text for ids",
+    ],
 )
 def test_what_is_no_prompt_is_refused_and_named(given, message):
     with pytest.raises(RequestError, match=message):

@@ -3,21 +3,37 @@ import pytest
 
 from hybrid_engine.errors import ChatTemplateError
 from hybrid_engine.llm import LLM
-from hybrid_engine.message_boundaries import message_ends, token_positions
+from hybrid_engine.message_boundaries import MessageEnds, token_positions
 
-MESSAGES = ["sys.", "hello?", "hi!"]
+TEXTS = ["sys.", "hello?", "hi!"]
+MESSAGES = [{"role": "user", "content": text} for text in TEXTS]
 
 
 def render(count: int) -> str:
-    return "".join(MESSAGES[:count])
+    return "".join(TEXTS[:count])
+
+
+@pytest.fixture
+def counting():
+    """A rendering that notes how many messages it was asked for, each time."""
+
+    def counting(count: int) -> str:
+        asked.append(count)
+        return render(count)
+
+    counting.asked = asked = []
+    return counting
 
 
 def test_each_message_that_the_whole_text_starts_with_has_an_end():
-    assert message_ends(render, 3, render(3) + "answer:") == [4, 10, 13]
+    assert MessageEnds().find(render, MESSAGES, render(3) + "answer:") == [4, 10, 13]
 
 
 def test_a_shorter_conversation_that_is_rendered_differently_has_none():
-    assert message_ends(lambda count: render(count) + ("" if count == 3 else "<end>"), 3, render(3)) == [13]
+    def closing(count: int) -> str:
+        return render(count) + ("" if count == 3 else "<end>")
+
+    assert MessageEnds().find(closing, MESSAGES, render(3)) == [13]
 
 
 def test_a_template_may_refuse_a_shorter_conversation():
@@ -26,7 +42,50 @@ def test_a_template_may_refuse_a_shorter_conversation():
             raise jinja2.TemplateError("a user must speak first")
         return render(count)
 
-    assert message_ends(refusing, 3, render(3)) == [10, 13]
+    assert MessageEnds().find(refusing, MESSAGES, render(3)) == [10, 13]
+
+
+def test_a_later_turn_renders_only_what_is_new(counting):
+    ends = MessageEnds()
+    assert ends.find(counting, MESSAGES[:2], render(2)) == [4, 10]
+    assert ends.find(counting, MESSAGES, render(3)) == [4, 10, 13]
+    assert counting.asked == [1, 2, 3]
+
+
+def test_nothing_is_remembered_for_another_message_or_template(counting):
+    ends = MessageEnds()
+    ends.find(counting, MESSAGES[:1], render(1), template="a")
+    ends.find(counting, MESSAGES[:1], render(1), template="b")
+    ends.find(counting, [{"role": "system", "content": TEXTS[0]}], render(1), template="a")
+    assert counting.asked == [1, 1, 1]
+
+
+def test_what_is_remembered_is_rendered_again_where_the_text_differs():
+    day = "Monday: "
+    ends = MessageEnds()
+
+    def dated(count: int) -> str:
+        return day + render(count)
+
+    assert ends.find(dated, MESSAGES, dated(3)) == [12, 18, 21]
+    day = "Sunday. "
+    assert ends.find(dated, MESSAGES, dated(3)) == [12, 18, 21]
+    assert ends.find(dated, MESSAGES, render(3)) == []
+
+
+def test_messages_that_hold_objects_are_rendered_each_time(counting):
+    ends = MessageEnds()
+    messages = [MESSAGES[0], {"role": "user", "content": object()}, MESSAGES[2]]
+    for _ in range(2):
+        assert ends.find(counting, messages, render(3)) == [4, 10, 13]
+    assert counting.asked == [1, 2, 3, 2, 3]
+
+
+def test_only_so_much_is_remembered(counting):
+    ends = MessageEnds(max_remembered=2)
+    ends.find(counting, MESSAGES, render(3))
+    ends.find(counting, MESSAGES[:1], render(1))
+    assert counting.asked == [1, 2, 3, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -65,6 +66,43 @@ def test_evicted_keys_are_remembered_up_to_a_bound_and_until_they_return():
     assert list(pool.evicted) == [b"b", b"c"]
     pool.release([cached_block(pool, b"b")])
     assert list(pool.evicted) == [b"c", b"d"]
+
+
+@pytest.mark.parametrize("needs_parents", [False, True], ids=["each on its own", "chains"])
+def test_blocks_stay_while_a_checkpoint_needs_them_and_are_empty_afterwards(needs_parents):
+    pool = BlockPool(5)
+    pool.needed, pool.needs_parents = {}, needs_parents
+    chain = [bytes([i]) for i in range(4)]
+    blocks = [cached_block(pool, name) for name in chain]
+    for length in (2, 4, 3, 4):
+        assert pool.can_need(chain[:length])
+        pool.need(chain[:length])
+    pool.release(blocks)
+    kept = []
+    for length in (4, 2, 4, 3):
+        pool.release_need(chain[:length])
+        assert set(pool.needed) == set(pool.cached)
+        kept.append(len(pool.cached))
+    assert kept == [4, 4, 3, 0]
+    assert not pool.can_need(chain[:1])
+
+
+def test_a_block_that_no_checkpoint_needs_is_empty_but_remembered_as_known():
+    pool = BlockPool(2, max_evicted_keys=4)
+    pool.needed = {}
+    pool.release([cached_block(pool, b"a")])
+    assert (pool.free.num_empty, list(pool.evicted)) == (2, [b"a"])
+
+
+def test_a_checkpoint_behind_another_costs_only_what_it_adds():
+    pool = BlockPool(100)
+    pool.needed, pool.needs_parents = {}, True
+    chain = [bytes([i]) for i in range(100)]
+    pool.need(chain[:99])
+    counts_before = dict(pool.needed)
+    pool.need(chain)
+    changed = [key for key in pool.needed if pool.needed[key] != counts_before.get(key)]
+    assert sorted(changed) == chain[98:]
 
 
 class PoolMachine(RuleBasedStateMachine):

@@ -1,0 +1,1 @@
+"""Models of our own, trained here. Not part of the installed package."""
