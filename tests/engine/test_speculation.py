@@ -212,6 +212,16 @@ def test_a_draft_model_of_another_vocabulary_is_refused(checkpoints):
         )
 
 
+@pytest.mark.parametrize("temperature", [0, 0.8], ids=["greedy", "sampled"])
+def test_the_trained_hybrid_says_the_same_with_and_without_drafts(temperature):
+    prompts = ["The code of Belora is 4071. The ship of Moki is grifen. " * 5, "The code of Belora is 4071."]
+    sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=64, ignore_eos=True)
+    plain = LLM(cache_memory_bytes="16MiB").generate(prompts, sampling)
+    outputs = LLM(cache_memory_bytes="16MiB", speculative=SpeculativeConfig()).generate(prompts, sampling)
+    assert_same(outputs, plain)
+    assert sum(output.metrics.num_accepted_tokens for output in outputs) > 5
+
+
 @pytest.mark.real_weights
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("temperature", [0, 0.8], ids=["greedy", "sampled"])
