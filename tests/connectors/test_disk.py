@@ -139,6 +139,20 @@ def test_a_full_disk_is_reported_once_and_nothing_breaks(open_disk, monkeypatch,
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+def test_all_that_a_disk_refuses_is_said_to_be_gone(open_disk, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk_module, "write_segment", refuse)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
+    tier, gone = open_disk(), []
+    tier.on_change = gone.extend
+    with tier._lock:
+        tier._pending.update({key: payload(1) for key in (block(1), checkpoint(2))})
+    tier.flush()
+    assert set(gone) == {block(1), checkpoint(2)}
+
+
 def test_a_folder_that_goes_away_is_reported_once_and_all_is_a_miss(open_disk, tmp_path, caplog):
     tier = open_disk()
     (file,) = store(tier, block(1))
@@ -220,6 +234,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_and_what_it_had_flushe
         time.sleep(chance.random() * 0.05)
         writer.kill()
         num_flushed = int([num_flushed, *writer.stdout][-1])
+        writer.wait()  # until then the process is there, dead, and what it had begun counts as its own
     tier = open_disk(capacity_bytes=1 << 30)
     assert {block(number) for number in range(num_flushed)} <= set(tier.keys())
     for key in tier.keys():  # noqa: SIM118
