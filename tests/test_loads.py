@@ -72,6 +72,14 @@ def test_a_load_that_failed_can_not_be_found():
     assert bench.coordinator.usage()[0].num_held == 0
 
 
+def test_loads_that_end_at_once_do_not_overfill_a_step():
+    bench = Bench([full()], 40, connector=FakeConnector(), max_num_batched_tokens=4)
+    for i in range(8):
+        bench.add(tokens(20, 100 * i), f"r{i}", max_tokens=5)
+    bench.run()
+    assert max(plan.num_tokens for plan in bench.plans) == 4
+
+
 def test_an_aborted_load_holds_its_blocks_until_it_has_ended_and_is_found_afterwards():
     bench = Bench([full()], 20, connector=FakeConnector(100, delay_steps=3))
     bench.add(tokens(120))
