@@ -268,6 +268,7 @@ class Scheduler:
             return
         arrived, failed = self.loads.take_arrived()
         for request in arrived:
+            self._count_recomputed(request)
             self._holders.unstarted.add(request)
             self._holders.enter(request)
         for request in failed:
@@ -339,18 +340,22 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         request.num_overtaken = 0
-        lost, request.num_tokens_lost = request.num_tokens_lost, 0
         if place.num_external_tokens:
             request.status = RequestStatus.WAITING_FOR_KV
             self.loads.add(request, request.num_computed_tokens, place.num_external_tokens)
             return True
-        self.stats.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
+        self._count_recomputed(request)
         request.status = RequestStatus.RUNNING
         builder.block_copies.extend(place.block_copies)
         builder.started.append(start(request))
         num_launched, num_new = request.num_computed_tokens, place.num_new_tokens
         builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == request.num_tokens)
         return True
+
+    def _count_recomputed(self, request: Request) -> None:
+        """Count what a request that is about to run has computed before and finds no more."""
+        lost, request.num_tokens_lost = request.num_tokens_lost, 0
+        self.stats.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
 
     # A step has run
 

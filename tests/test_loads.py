@@ -119,6 +119,18 @@ def test_a_load_waits_for_the_copy_of_a_block_that_it_was_given():
     assert bench.streams["b"] == expected_stream(tokens(60, 500), 4)
 
 
+@pytest.mark.parametrize("fails", [0.0, 1.0], ids=["brought", "failed"])
+def test_what_a_load_does_not_bring_back_counts_as_computed_again(fails):
+    bench = Bench([full()], 20, connector=FakeConnector(0, fails=fails))
+    request = bench.add(tokens(60), max_tokens=10)
+    bench.step()
+    bench.scheduler._preempt(request)
+    bench.coordinator.reset_prefix_cache()
+    bench.connector.num_tokens = 32
+    bench.run()
+    assert bench.scheduler.stats.num_recomputed_tokens == (60 if fails else 28)
+
+
 def test_a_loaded_request_can_be_preempted_before_it_has_run():
     bench = Bench([full(), state()], [9, 8], connector=FakeConnector(), full_sequence_must_fit=False, watermark=0)
     bench.connector.find = lambda request, num_local: max(0, 60 - num_local) if request.request_id == "b" else 0
