@@ -212,7 +212,7 @@ class DiskTier:
             logger.warning("cache file %s is not used: %s", path, error)
             self._ignored.add(name)
             if is_segment_name(name):
-                path.unlink(missing_ok=True)
+                self._drop([name])
             return
         self._add(segment)
 

@@ -103,6 +103,14 @@ def test_somebody_elses_file_is_left_alone(open_disk, tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_what_is_bad_and_cannot_be_removed_is_left_alone(open_disk, tmp_path):
+    tier = open_disk()
+    (tmp_path / f"{0:032}.safetensors").mkdir()
+    tier.refresh()
+    store(tier, block(1))
+    assert tier.keys() == [block(1)]
+
+
 def test_the_file_that_was_used_longest_ago_makes_room(open_disk):
     tier = open_disk(capacity_bytes=5000)
     store(tier, block(1), block(2), block(3))
