@@ -94,7 +94,9 @@ class PrefixLookup:
             start = num_units * unit
             tail = request.token_ids[start : min(start + unit - 1, top)]
             for checkpoint in self._checkpoints.find(parent, tail):
-                if checkpoint.position > aligned and self._can_resume(checkpoint, request, reach, needs_windows):
+                # A stored one comes from a file that says itself where it lies: a wrong position is no hit.
+                is_beyond = aligned < checkpoint.position == start + len(checkpoint.tail)
+                if is_beyond and self._can_resume(checkpoint, request, reach, needs_windows):
                     return checkpoint
         return None
 

@@ -179,14 +179,16 @@ class Scheduler:
                 num_new -= 1
             if num_new < 1 or (request.num_placeholders and num_known >= request.draft_after):
                 continue
+            num_behind = len(running) - index
             if num_new > 1 or builder.draft_slots:
                 if builder.most_new_tokens < 1:
                     break
                 # A chunk leaves a token to each request behind it: no decoding request misses a step for a prompt.
-                num_behind = len(running) - index
                 num_new = min(num_new, max(1, builder.most_new_tokens - num_behind * (1 + builder.draft_slots)))
             guess = drafts.get(request.request_id, ()) if drafts else ()
-            if guess and (guess := self._make_room_for_drafts(builder, request, guess)):
+            # Nor does one for another's drafts, and nobody is preempted for them: without blocks it goes on without.
+            guess = guess[: max(0, builder.num_tokens_left - 1 - num_behind)]
+            if guess and self._allocate(builder, request, 1, num_lookahead_tokens=len(guess)):
                 builder.add(request, num_launched, 1 + len(guess), is_sampled=True, drafts=guess)
                 continue
             held = request.held
@@ -197,13 +199,6 @@ class Scheduler:
                     continue
             builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == num_known)
         return is_short
-
-    def _make_room_for_drafts(self, builder: StepBuilder, request: Request, guess: tuple[int, ...]) -> tuple[int, ...]:
-        """Return as much of a guess as the budget and free blocks allow: nobody is preempted for drafts."""
-        guess = guess[: builder.num_tokens_left - 1]
-        if guess and self._allocate(builder, request, 1, num_lookahead_tokens=len(guess)):
-            return guess
-        return ()
 
     def _allocate(
         self, builder: StepBuilder, request: Request, num_new_tokens: int, *, num_lookahead_tokens: int = 0
@@ -273,6 +268,7 @@ class Scheduler:
             return
         arrived, failed = self.loads.take_arrived()
         for request in arrived:
+            self._count_recomputed(request)
             self._holders.unstarted.add(request)
             self._holders.enter(request)
         for request in failed:
@@ -344,18 +340,22 @@ class Scheduler:
             return False
         self.waiting.remove(request)
         request.num_overtaken = 0
-        lost, request.num_tokens_lost = request.num_tokens_lost, 0
         if place.num_external_tokens:
             request.status = RequestStatus.WAITING_FOR_KV
             self.loads.add(request, request.num_computed_tokens, place.num_external_tokens)
             return True
-        self.stats.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
+        self._count_recomputed(request)
         request.status = RequestStatus.RUNNING
         builder.block_copies.extend(place.block_copies)
         builder.started.append(start(request))
         num_launched, num_new = request.num_computed_tokens, place.num_new_tokens
         builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == request.num_tokens)
         return True
+
+    def _count_recomputed(self, request: Request) -> None:
+        """Count what a request that is about to run has computed before and finds no more."""
+        lost, request.num_tokens_lost = request.num_tokens_lost, 0
+        self.stats.num_recomputed_tokens += max(0, lost - request.num_computed_tokens)
 
     # A step has run
 

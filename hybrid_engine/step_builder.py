@@ -24,10 +24,10 @@ class StepBuilder:
     """Collects what one step runs, to freeze it in a StepPlan; knows what is left of the step's budgets."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.num_tokens_left = config.max_num_scheduled_tokens
-        """Tokens that the step may still compute."""
         self.num_positions_left = config.max_num_batched_tokens or NEVER
         """Input positions left: a request takes its tokens and, used or not, its draft slots."""
+        self.num_tokens_left = min(config.max_num_scheduled_tokens, self.num_positions_left)
+        """Tokens that the step may still compute; without draft slots positions never end before them."""
         self.draft_slots = config.draft_slots
         self.most_tokens = config.long_prefill_token_threshold or NEVER
         self.requests: list[Request] = []

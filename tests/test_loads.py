@@ -72,6 +72,14 @@ def test_a_load_that_failed_can_not_be_found():
     assert bench.coordinator.usage()[0].num_held == 0
 
 
+def test_loads_that_end_at_once_do_not_overfill_a_step():
+    bench = Bench([full()], 40, connector=FakeConnector(), max_num_batched_tokens=4)
+    for i in range(8):
+        bench.add(tokens(20, 100 * i), f"r{i}", max_tokens=5)
+    bench.run()
+    assert max(plan.num_tokens for plan in bench.plans) == 4
+
+
 def test_an_aborted_load_holds_its_blocks_until_it_has_ended_and_is_found_afterwards():
     bench = Bench([full()], 20, connector=FakeConnector(100, delay_steps=3))
     bench.add(tokens(120))
@@ -109,6 +117,18 @@ def test_a_load_waits_for_the_copy_of_a_block_that_it_was_given():
     bench.run()
     assert bench.streams["a"] == expected_stream([*tokens(40), 900, 901], 4)
     assert bench.streams["b"] == expected_stream(tokens(60, 500), 4)
+
+
+@pytest.mark.parametrize("fails", [0.0, 1.0], ids=["brought", "failed"])
+def test_what_a_load_does_not_bring_back_counts_as_computed_again(fails):
+    bench = Bench([full()], 20, connector=FakeConnector(0, fails=fails))
+    request = bench.add(tokens(60), max_tokens=10)
+    bench.step()
+    bench.scheduler._preempt(request)
+    bench.coordinator.reset_prefix_cache()
+    bench.connector.num_tokens = 32
+    bench.run()
+    assert bench.scheduler.stats.num_recomputed_tokens == (60 if fails else 28)
 
 
 def test_a_loaded_request_can_be_preempted_before_it_has_run():

@@ -239,6 +239,16 @@ def test_right_drafts_save_steps():
     assert bench.scheduler.drafting.num_accepted == bench.scheduler.drafting.num_drafts == 30
 
 
+def test_nobody_misses_a_step_for_anothers_drafts():
+    bench = Bench([full()], 40, max_num_scheduled_tokens=8, draft_slots=5, drafter=FakeDrafter())
+    for i in range(4):
+        bench.add(tokens(2, 10 * i), f"r{i}", max_tokens=20)
+    bench.step()
+    for _ in range(3):
+        bench.step()
+        assert bench.plans[-1].num_scheduled_tokens == (5, 1, 1, 1)
+
+
 def test_nobody_is_preempted_for_drafts():
     bench = Bench([full(), state()], [10, 2], draft_slots=3, drafter=FakeDrafter(), checkpoint_interval=0)
     for i in range(2):

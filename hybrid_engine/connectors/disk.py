@@ -212,7 +212,7 @@ class DiskTier:
             logger.warning("cache file %s is not used: %s", path, error)
             self._ignored.add(name)
             if is_segment_name(name):
-                path.unlink(missing_ok=True)
+                self._drop([name])
             return
         self._add(segment)
 
@@ -266,7 +266,7 @@ class DiskTier:
             try:
                 segment = write_segment(self.folder, batch, secret=self._secret)
             except OSError as error:
-                self._give_up([key for key, _ in batch], error)
+                self._give_up(error)
             else:
                 self._add(segment, written=[key for key, _ in batch])
             with self._lock:
@@ -290,7 +290,8 @@ class DiskTier:
             self._num_writing = len(batch)
             return batch
 
-    def _give_up(self, keys: list[StoreKey], error: OSError) -> None:
+    def _give_up(self, error: OSError) -> None:
+        """Forget all that waits to be written."""
         # A file that somebody removed half-written says nothing of the disk.
         is_final = not isinstance(error, FileNotFoundError)
         self._report_once(
@@ -298,10 +299,11 @@ class DiskTier:
         )
         with self._lock:
             self._has_failed = is_final
-            self.num_not_stored += len(self._pending)
+            gone = list(self._pending)
+            self.num_not_stored += len(gone)
             self._pending.clear()
             self._pending_bytes = 0
-        self.on_change(keys)
+        self.on_change(gone)
 
 
 def _remove_leftovers(folder: Path) -> None:

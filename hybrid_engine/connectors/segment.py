@@ -26,6 +26,7 @@ MARK = "hybrid-engine-cache"
 VERSION = "1"
 MAX_HEADER_BYTES = 64 << 20
 _LENGTH_BYTES = 8
+_NOT_OURS = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError)
 
 
 class SegmentError(Exception):
@@ -102,10 +103,10 @@ def read_segment(path: Path) -> Segment:
             raise SegmentError(f"it is of version {metadata[MARK]}, not {VERSION}")
         checksums, tails = json.loads(metadata["checksums"]), json.loads(metadata["checkpoints"])
         places = {
-            _key_of(name, tails): Place(start + entry["data_offsets"][0], _length(entry), checksums[name])
+            _key_of(name, tails): Place(start + entry["data_offsets"][0], _length(entry), _text(checksums[name]))
             for name, entry in header.items()
         }
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
+    except _NOT_OURS as error:
         raise SegmentError(f"its header isn't one of ours ({type(error).__name__}: {error})") from error
     end = max((place.offset + place.num_bytes for place in places.values()), default=start)
     if end != num_bytes:
@@ -155,7 +156,7 @@ def _make_header(items: Sequence[tuple[StoreKey, np.ndarray]], secret: bytes) ->
 def _parse(text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SegmentError(f"its header is no JSON ({error})") from error
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__"), dict):
         raise SegmentError("its header isn't one of ours")
@@ -179,9 +180,15 @@ def _key_of(name: str, tails: Mapping[str, Any]) -> StoreKey:
 
 def _length(entry: Mapping[str, Any]) -> int:
     start, end = entry["data_offsets"]
-    if not 0 <= start <= end:
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end):
         raise ValueError(f"bytes {start} to {end}")
     return end - start
+
+
+def _text(checksum: Any) -> str:
+    if not (isinstance(checksum, str) and checksum.isascii()):
+        raise ValueError(f"a checksum is {checksum!r}")
+    return checksum
 
 
 def _checksum(name: str, payload: np.ndarray, secret: bytes) -> str:

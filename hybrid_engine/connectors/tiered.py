@@ -220,6 +220,8 @@ class TieredConnector(Stored):
     def flush(self, move: Callable[[TransferPlan], None]) -> None:
         """Store all that the device could go on from and that the disk lacks; nothing where there is no disk tier.
 
+        Spare checkpoints are left out, here as when memory is short.
+
         move: does what a plan says before it returns.
         """
         if self.store.disk is None:
@@ -247,7 +249,7 @@ class TieredConnector(Stored):
             for block_hash, block in manager.pool.cached.items():
                 if not manager.pool.free.is_evicted_first(block):
                     yield self._block_transfer(i, block_hash, block)
-        for checkpoint in self._coordinator.checkpoints:
+        for checkpoint in self._coordinator.checkpoints.worth_keeping():
             transfer = self._checkpoint_transfer(checkpoint)
             if transfer.parts:
                 yield transfer

@@ -98,6 +98,10 @@ class CheckpointIndex:
         for siblings in self._by_parent.values():
             yield from siblings.values()
 
+    def worth_keeping(self) -> Iterator[Checkpoint]:
+        """Iterate over all but the spare ones, the least recently used first."""
+        return iter(self._by_recency)
+
     def record(self, checkpoint: Checkpoint) -> Checkpoint:
         """Keep a checkpoint whose blocks are written and held; return it, or the one of the same prefix that stays."""
         older = self._by_parent.get(checkpoint.parent, {}).get(checkpoint.tail)

@@ -103,6 +103,14 @@ def test_somebody_elses_file_is_left_alone(open_disk, tmp_path, caplog):
     assert len(caplog.records) == 1
 
 
+def test_what_is_bad_and_cannot_be_removed_is_left_alone(open_disk, tmp_path):
+    tier = open_disk()
+    (tmp_path / f"{0:032}.safetensors").mkdir()
+    tier.refresh()
+    store(tier, block(1))
+    assert tier.keys() == [block(1)]
+
+
 def test_the_file_that_was_used_longest_ago_makes_room(open_disk):
     tier = open_disk(capacity_bytes=5000)
     store(tier, block(1), block(2), block(3))
@@ -137,6 +145,20 @@ def test_a_full_disk_is_reported_once_and_nothing_breaks(open_disk, monkeypatch,
     assert tier.keys() == []
     assert tier.num_not_stored == 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_all_that_a_disk_refuses_is_said_to_be_gone(open_disk, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk_module, "write_segment", refuse)
+    monkeypatch.setattr(disk_module, "SEGMENT_BYTES", 1)
+    tier, gone = open_disk(), []
+    tier.on_change = gone.extend
+    with tier._lock:
+        tier._pending.update({key: payload(1) for key in (block(1), checkpoint(2))})
+    tier.flush()
+    assert set(gone) == {block(1), checkpoint(2)}
 
 
 def test_a_folder_that_goes_away_is_reported_once_and_all_is_a_miss(open_disk, tmp_path, caplog):
@@ -220,6 +242,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files_and_what_it_had_flushe
         time.sleep(chance.random() * 0.05)
         writer.kill()
         num_flushed = int([num_flushed, *writer.stdout][-1])
+        writer.wait()  # until then the process is there, dead, and what it had begun counts as its own
     tier = open_disk(capacity_bytes=1 << 30)
     assert {block(number) for number in range(num_flushed)} <= set(tier.keys())
     for key in tier.keys():  # noqa: SIM118

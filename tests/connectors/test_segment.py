@@ -1,11 +1,15 @@
 """One file of the disk tier: safetensors that anybody reads, and nothing in it believed."""
 
+import json
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from stored_things import SECRET, block, checkpoint, payload
 
 from hybrid_engine.connectors.segment import (
+    MARK,
+    VERSION,
     SegmentError,
     is_segment_name,
     read_payload,
@@ -56,6 +60,49 @@ def test_a_file_cut_short_is_refused(written, num_bytes):
 def test_a_file_with_bytes_at_its_end_is_refused(written):
     written.write_bytes(written.read_bytes() + b"more")
     with pytest.raises(SegmentError, match="should have"):
+        read_segment(written)
+
+
+DEEP = "[" * 200_000
+GOOD = {"data_offsets": [0, 4], "checksum": "ab", "tails": {}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data_offsets": [0.0, 4.0]},
+        {"data_offsets": [0]},
+        {"checksum": 7},
+        {"checksum": "\u00e4"},
+        {"tails": DEEP},
+        {"tails": {block(1).name: ["", [], float("inf")]}},
+    ],
+    ids=["broken offsets", "one offset", "a number", "no ASCII", "too deep", "an endless position"],
+)
+def test_a_header_that_somebody_made_up_is_refused(tmp_path, change):
+    write_header(tmp_path / "made up", **GOOD)
+    read_segment(tmp_path / "made up")
+    write_header(tmp_path / "made up", **GOOD | change)
+    with pytest.raises(SegmentError, match="isn't one of ours"):
+        read_segment(tmp_path / "made up")
+
+
+def write_header(path, *, data_offsets, checksum, tails) -> None:
+    """Write a file of one thing, four bytes long, with these facts in its header."""
+    name = block(1).name
+    metadata = {
+        MARK: VERSION,
+        "checksums": json.dumps({name: checksum}),
+        "checkpoints": tails if isinstance(tails, str) else json.dumps(tails),
+    }
+    header = json.dumps({"__metadata__": metadata, name: {"data_offsets": data_offsets}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"data")
+
+
+def test_a_header_nested_without_end_is_refused(written):
+    header = DEEP.encode()
+    written.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(SegmentError, match="no JSON"):
         read_segment(written)
 
 

@@ -1,11 +1,12 @@
 """What the caches give up comes back: scenes with exact answers, on a device that checks what every request reads."""
 
 import pytest
-from bookkeeping import expected_stream, full, sliding, state
+from bookkeeping import expected_stream, full, make_request, sliding, state
 from tiers import TierBench
 
 from hybrid_engine.groups.spec import LayerSpec
 from hybrid_engine.request import RequestStatus
+from hybrid_engine.transfer_plan import CheckpointKey
 
 PROMPT = list(range(100, 200))
 KINDS: dict[str, list[LayerSpec]] = {
@@ -259,6 +260,25 @@ def test_what_was_moved_is_counted():
     assert stats.num_saved == bench.device.num_saved
     assert stats.host_bytes == bench.store.host.num_bytes > 0
     assert stats.bytes_per_second == {"host": pytest.approx(96 / 0.01)}
+
+
+def test_a_stored_checkpoint_that_lies_about_its_position_is_no_hit(bench):
+    parent = make_request(bench.coordinator, PROMPT).hash_at(5)
+    for position in (-1, 79, 81, 99, 10**6):
+        bench.store.put(CheckpointKey(parent, (), position), [b"forged"] * 40)
+        bench.store.put(CheckpointKey(parent, tuple(PROMPT[80:83]), position), [b"forged"] * 40)
+        assert bench.run_one(PROMPT, f"r{position}").output_token_ids == expected_stream(PROMPT, 1)
+        bench.coordinator.reset_prefix_cache()
+    assert bench.scheduler.loads.num_failed == 0
+
+
+def test_spare_checkpoints_are_not_stored_by_a_flush():
+    bench = TierBench([full(), state()], 40, checkpoint_interval=10)
+    bench.run_one(range(150))
+    positions = {checkpoint.position for checkpoint in bench.coordinator.checkpoints}
+    stored = {thing.key.position for thing in bench.tiers._device_things() if isinstance(thing.key, CheckpointKey)}
+    assert positions - stored == {10, 20, 30, 50, 60, 70, 90}
+    assert {40, 80, 110, 120, 130, 140, 144, 150} <= stored
 
 
 def test_resetting_forgets_what_is_stored(bench):

@@ -301,8 +301,9 @@ def test_a_request_id_twice_in_a_batch_is_refused(scripted):
         scripted("x").add_requests([Prompt("r", "a"), Prompt("r", "b")])
 
 
-def test_a_prompt_as_long_as_the_model_reaches_yields_one_token(scripted):
-    output = answer(scripted("xyz", max_model_len=20), prompt=[5] * 20)
+@pytest.mark.parametrize("num_tokens", [20, 100], ids=["in one step", "in two steps"])
+def test_a_prompt_as_long_as_the_model_reaches_yields_one_token(scripted, num_tokens):
+    output = answer(scripted("xyz", max_model_len=num_tokens), prompt=[5] * num_tokens)
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("x", "length")
 
 
