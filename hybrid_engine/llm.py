@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from hybrid_engine import tiny_hybrid
 from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ChatTemplateError, ConfigError
-from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling
+from hybrid_engine.errors import ChatTemplateError, ConfigError, RequestError
+from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
 from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
@@ -210,8 +210,11 @@ class LLM:
 
         Raises RequestError at once when the prompt can't be run.
         """
-        (request,) = self._requests(prompt, sampling_params)
-        self._engine.add_requests([request])
+        requests = self._requests(prompt, sampling_params)
+        if len(requests) != 1:
+            raise RequestError(f"{len(requests)} prompts were given, stream answers one: call it for each, or generate")
+        (request,) = requests
+        self._engine.add_requests(requests)
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
         self._receivers[request.request_id] = inbox.append
@@ -226,6 +229,10 @@ class LLM:
         """
         tokenizer = self.get_tokenizer()
         template = chat_template or self._template
+        if not is_conversation(messages):
+            raise RequestError(
+                f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
+            )
         turns: list[dict[str, Any]] = [dict(message) for message in messages]
         if template is None and tokenizer.chat_template is None:
             raise ChatTemplateError(

@@ -35,6 +35,8 @@ from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParam
         {"stop_token_ids": [1.5]},
         {"min_tokens": 5, "max_tokens": 4},
         {"structured_outputs": {"regex": "a"}},
+        {"ignore_eos": "no"},
+        {"skip_special_tokens": None},
     ],
     ids=str,
 )

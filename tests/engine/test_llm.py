@@ -117,6 +117,12 @@ def test_a_bad_prompt_is_refused_when_the_stream_is_made(make_llm):
         make_llm().stream("")
 
 
+@pytest.mark.parametrize("prompts", [["a", "b"], []], ids=["two", "none"])
+def test_a_stream_of_other_than_one_prompt_is_refused(make_llm, prompts):
+    with pytest.raises(RequestError, match=f"{len(prompts)} prompts were given, stream answers one"):
+        make_llm().stream(prompts)
+
+
 def test_closing_a_stream_aborts_its_request(make_llm):
     llm = make_llm()
     stream = llm.stream("a question", LONG)
@@ -184,6 +190,12 @@ def test_chat_takes_a_template_for_one_call(make_llm):
 def test_a_template_that_refuses_the_messages_says_why(make_llm):
     with pytest.raises(ChatTemplateError, match="no tools"):
         make_llm(chat_template=TEMPLATE).chat([{"role": "tool", "content": "hi"}])
+
+
+@pytest.mark.parametrize("messages", ["hi", None, ["hi"]], ids=["text", "none", "texts"])
+def test_what_are_no_messages_is_refused(make_llm, messages):
+    with pytest.raises(RequestError, match=r"messages is .*, must be a list like"):
+        make_llm(chat_template=TEMPLATE).apply_chat_template(messages)
 
 
 def test_reset_prefix_cache_reaches_the_engine(make_llm):

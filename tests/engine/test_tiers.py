@@ -164,7 +164,7 @@ def test_a_closed_llm_refuses_and_can_be_closed_again(tiny_jamba):
     with make_llm(tiny_jamba, host_cache_bytes="1MiB") as llm:
         ask(llm, STORY)
     llm.close()
-    with pytest.raises(EngineDeadError, match="closed"):
+    with pytest.raises(EngineDeadError, match="the engine can't be used any more: it was closed"):
         ask(llm, STORY)
 
 
