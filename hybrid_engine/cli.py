@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `serve` and `bench`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
+from hybrid_engine.server.command import add_serve
 
 if TYPE_CHECKING:
     from hybrid_engine.config import SpeculativeConfig
@@ -197,6 +198,10 @@ def plan(
     console.print(report.layer_table(found.info))
     console.print(report.group_table(found))
     console.print(report.capacity_line(found), highlight=False)
+
+
+# Its options are many, and stand with the server.
+add_serve(app, lambda model: _resolve(model))
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -258,6 +258,7 @@ class Engine:
         self._check_token_ids(token_ids)
         self._check_stops(prompt.sampling)
         self._check_structured_outputs(prompt.sampling)
+        self._check_logit_bias(prompt.sampling)
         caller = CallerRequest(
             request_id=prompt.request_id,
             prompt=text,
@@ -314,6 +315,13 @@ class Engine:
         if self._grammars is None:
             raise RequestError("structured_outputs can't be used: this engine was put together without grammars")
         self._grammars.check(sampling.structured_outputs)
+
+    def _check_logit_bias(self, sampling: SamplingParams) -> None:
+        wrong = [token_id for token_id, _ in sampling.logit_bias if not 0 <= token_id < self.vocab_size]
+        if wrong:
+            raise RequestError(
+                f"logit_bias has token id {wrong[0]}, must be from 0 to {self.vocab_size - 1} (the vocabulary)"
+            )
 
     def _submit(self, callers: Sequence[CallerRequest]) -> None:
         """Take in requests that were checked: all of them, or none when making one of them fails."""

@@ -85,7 +85,7 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
 
 
 def as_sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return sampling parameters for each prompt. Raises RequestError for anything else, also for too few or too many."""
+    """Return sampling parameters for each prompt. Raises RequestError for others, too few or too many."""
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * num_prompts
     if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine import tiny_hybrid
+from hybrid_engine.chat_template import ChatTemplate, Messages
 from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ChatTemplateError, ConfigError, RequestError
+from hybrid_engine.errors import ConfigError, RequestError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
-from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -37,8 +37,6 @@ from hybrid_engine.startup import (
     start_engine,
 )
 from hybrid_engine.stream import DeltaStream
-
-Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
@@ -84,7 +82,7 @@ class LLM:
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
-        self._message_ends = MessageEnds()
+        self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
@@ -227,35 +225,13 @@ class LLM:
 
         Raises ChatTemplateError when there is no template, or it refuses the messages.
         """
-        tokenizer = self.get_tokenizer()
-        template = chat_template or self._template
         if not is_conversation(messages):
             raise RequestError(
                 f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
             )
-        turns: list[dict[str, Any]] = [dict(message) for message in messages]
-        if template is None and tokenizer.chat_template is None:
-            raise ChatTemplateError(
-                "this checkpoint has no chat template: pass one as chat_template= (--chat-template on the command "
-                "line), or use generate if the model isn't trained to chat"
-            )
-
-        def render(count: int, invites: bool = False) -> str:
-            text = tokenizer.apply_chat_template(
-                turns[:count], chat_template=template, add_generation_prompt=invites, tokenize=False
-            )
-            assert isinstance(text, str), f"the template gave a {type(text).__name__}"
-            return text
-
-        try:
-            text = render(len(turns), add_generation_prompt)
-        except TEMPLATE_ERRORS as error:
-            raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
-        # The template writes the begin-of-text token itself.
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ends = self._message_ends.find(render, turns, text, template=template or str(tokenizer.chat_template))
-        boundaries = token_positions(ends, encoded["offset_mapping"])
-        return {"prompt": text, "prompt_token_ids": encoded["input_ids"], "message_boundaries": boundaries}
+        return self._chat_template.render(
+            messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+        )
 
     # How
 

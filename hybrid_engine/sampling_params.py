@@ -100,6 +100,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     """Go on past the model's end-of-text tokens."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to the logit of each, -100 to 100; a dict is accepted too."""
     logprobs: int | None = None
     """Report the chosen token's log-probability and those of this many likeliest tokens."""
     prompt_logprobs: int | None = None
@@ -114,6 +116,7 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         object.__setattr__(self, "stop", _tuple("stop", stop, str))
         object.__setattr__(self, "stop_token_ids", _tuple("stop_token_ids", self.stop_token_ids, int))
+        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         for name in _INTEGERS:
             _require(_is_integer(getattr(self, name)), name, getattr(self, name), "an integer")
         for name in _SWITCHES:
@@ -171,6 +174,7 @@ class SamplingParams:
 
 
 MAX_LOGPROBS = 1000
+MAX_LOGIT_BIAS = 100
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Beyond these a finite logit may become infinite."""
 _INTEGERS = ("n", "min_tokens", "top_k")
@@ -191,6 +195,23 @@ def _tuple(name: str, values: object, kind: type) -> tuple:
     )
     _require(is_right, name, values, f"a sequence of {'strings' if kind is str else 'integers'}")
     return found
+
+
+def _logit_bias(bias: object) -> tuple[tuple[int, float], ...]:
+    """Return the pairs of a dict, ascending. Raises SamplingParamsError for what is neither that nor pairs."""
+    wanted = f"token ids with a number from {-MAX_LOGIT_BIAS} to {MAX_LOGIT_BIAS} each"
+    pairs: list[tuple[Any, Any]]
+    try:
+        given: Any = bias.items() if isinstance(bias, Mapping) else bias or ()
+        pairs = sorted((key, value) for key, value in given)
+    except (TypeError, ValueError) as error:
+        raise SamplingParamsError(f"logit_bias is {bias!r:.60}, must be {wanted}") from error
+    for token_id, value in pairs:
+        is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        is_right = _is_integer(token_id) and is_number and abs(value) <= MAX_LOGIT_BIAS
+        _require(is_right, "logit_bias", {token_id: value}, wanted)
+    _require(len(dict(pairs)) == len(pairs), "logit_bias", bias, f"{wanted}, no id twice")
+    return tuple((int(token_id), float(value)) for token_id, value in pairs)
 
 
 def _schema(schema: object) -> str:

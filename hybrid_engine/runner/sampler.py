@@ -1,6 +1,7 @@
 """The next token of each request, from its logits, its parameters and (seed, position) alone.
 
-Order: penalties, what a grammar and min_tokens forbid, temperature, min_p, top_k, top_p, then a draw from what is left.
+Order: logit_bias, penalties, what a grammar and min_tokens forbid, temperature, min_p, top_k, top_p, then a draw from
+what is left.
 A request that asks for none of it costs one argmax. The work is done on the host, one request at a time on float32
 numpy, so that the same seed gives the same text whatever else is in the batch, after a preemption and in any chunking.
 """
@@ -42,12 +43,14 @@ class RequestSampling:
     """Tokens seen before; None when nothing penalises them. Grows as the answer does."""
     grammar: GrammarState | None = None
     """Where the answer stands in what it must match; None when it may be anything. Advances as the answer does."""
+    bias: tuple[np.ndarray, np.ndarray] | None = None
+    """int64 token ids, and the float32 that is added to the logit of each; None when nothing is."""
 
     @property
     def is_plain_greedy(self) -> bool:
         """Whether every token is just the highest logit."""
-        is_unedited = self.counts is None and self.grammar is None and len(self.forbidden_token_ids) == 0
-        return self.sampling.temperature == 0 and is_unedited
+        is_unedited = self.counts is None and self.grammar is None and self.bias is None
+        return self.sampling.temperature == 0 and is_unedited and len(self.forbidden_token_ids) == 0
 
     @property
     def finish_reason(self) -> str | None:
@@ -91,6 +94,7 @@ class Sampler:
             forbidden_token_ids=np.array(forbidden, np.int64),
             counts=TokenCounts(token_ids, started.num_prompt_tokens) if has_penalties(sampling) else None,
             grammar=self._grammar(sampling, token_ids[started.num_prompt_tokens :].tolist()),
+            bias=_bias(sampling),
         )
 
     def _grammar(self, sampling: SamplingParams, output_token_ids: list[int]) -> GrammarState | None:
@@ -154,9 +158,12 @@ class Sampler:
         num_output_tokens = position - request.num_prompt_tokens
         is_masked = num_output_tokens < request.sampling.min_tokens and len(request.forbidden_token_ids) > 0
         forbidden_V = None if request.grammar is None else request.grammar.forbidden_V
-        if not is_masked and request.counts is None and forbidden_V is None:
+        if not is_masked and request.counts is None and forbidden_V is None and request.bias is None:
             return logits_V
         np.copyto(self._edited_V, logits_V)
+        if request.bias is not None:
+            token_ids, values = request.bias
+            self._edited_V[token_ids] += values
         if request.counts is not None:
             penalise_in_place(self._edited_V, request.counts, request.sampling)
         if forbidden_V is not None:
@@ -168,6 +175,13 @@ class Sampler:
                 # A grammar that goes on with a stop token only: the answer must match it, however short it is.
                 self._edited_V[request.forbidden_token_ids] = kept
         return self._edited_V
+
+
+def _bias(sampling: SamplingParams) -> tuple[np.ndarray, np.ndarray] | None:
+    if not sampling.logit_bias:
+        return None
+    token_ids, values = zip(*sampling.logit_bias, strict=True)
+    return np.array(token_ids, np.int64), np.array(values, np.float32)
 
 
 def _pick_in_blocks(weights_V: np.ndarray, u: float) -> int:

@@ -202,3 +202,11 @@ def test_logits_that_are_all_forbidden_are_an_error():
     sampler = Sampler(2, eos_token_ids=(0, 1))
     with pytest.raises(AssertionError, match="highest logit is -inf for position 5 of r"):
         sampler.sample(np.zeros((1, 2), np.float32), [prepare(sampler, SamplingParams(min_tokens=9))], [5])
+
+
+def test_a_bias_is_added_to_a_tokens_logit_also_under_greedy():
+    logits_RV = np.array([[1.0, 2.0, 3.0, 0.0, 0.0, 0.0]], np.float32)
+    sampler = Sampler(6)
+    request = prepare(sampler, SamplingParams(temperature=0, logit_bias={1: 5, 2: -100}), output=())
+    assert sampler.sample(logits_RV, [request], [10])[0] == 1
+    assert logits_RV[0, 1] == 2.0

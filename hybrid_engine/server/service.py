@@ -1,0 +1,203 @@
+"""What all routes share: admission to the engine, deadlines, salts, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from hybrid_engine.async_engine import AnswerStream, AsyncEngine
+from hybrid_engine.engine import Prompt
+from hybrid_engine.outputs import RequestOutput
+from hybrid_engine.server.api_errors import ApiError, ClientGoneError
+from hybrid_engine.server.metrics import ServerMetrics
+from hybrid_engine.server.settings import ServerSettings
+from hybrid_engine.server.text_worker import TextWorker
+from hybrid_engine.snapshot import EngineSnapshot, take_snapshot
+
+MAX_RETRY_AFTER_SECONDS = 60
+
+
+class Service:
+    """One engine, and who may ask it for how much."""
+
+    def __init__(self, engine: AsyncEngine, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.metrics = ServerMetrics(settings.model_name)
+        self.text = TextWorker(engine.tokenizer, chat_template=settings.chat_template)
+        self.start_time = int(time.time())
+        self._max_in_flight = engine.max_num_seqs + settings.max_queue
+        self._num_in_flight = 0
+        self._mean_seconds = 1.0
+
+    @property
+    def num_in_flight(self) -> int:
+        """Answers accepted and not ended."""
+        return self._num_in_flight
+
+    async def snapshot(self) -> EngineSnapshot:
+        """Look at the engine between two steps."""
+        return await self.engine.call(take_snapshot)
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name under which to answer. Raises ApiError for a model that isn't here."""
+        if name is None:
+            return self.settings.model_name
+        if name not in self.settings.model_names:
+            raise ApiError(
+                404,
+                f"the model {name!r:.200} isn't served here; there is {', '.join(self.settings.model_names)}",
+                code="model_not_found",
+                param="model",
+            )
+        return name
+
+    def check_token_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        """Raise ApiError for tokens that no vocabulary has."""
+        limit = self.engine.vocab_size
+        wrong = next((index for index, token_id in enumerate(token_ids) if not 0 <= token_id < limit), None)
+        if wrong is not None:
+            raise ApiError(
+                400,
+                f"{name}[{wrong}] is {token_ids[wrong]}, must be from 0 to {limit - 1} (the vocabulary)",
+                code="invalid_value",
+                param=name,
+            )
+
+    def priority(self, priority: int | None) -> int:
+        """Return the priority of a request. Raises ApiError for one that would be ignored."""
+        if priority and not self.engine.has_priorities:
+            raise ApiError(
+                400,
+                f"priority is {priority}, must be 0: this server answers in the order of arrival",
+                code="invalid_value",
+                param="priority",
+            )
+        return priority or 0
+
+    def salt(self, tenant: str | None, cache_salt: str | None) -> str:
+        """Return under which salt a client's prefixes are cached: clients with different keys share none."""
+        if tenant is None or self.settings.share_cache:
+            return cache_salt or ""
+        return json.dumps([tenant, cache_salt or ""])
+
+    async def submit(self, prompts: Sequence[Prompt], *, timeout_seconds: float | None = None) -> Answering:
+        """Have prompts answered; whoever gets the Answering must close it.
+
+        Raises ApiError when too many wait, RequestError when a prompt can't be run, and EngineDeadError.
+        """
+        num_answers = sum(prompt.sampling.n for prompt in prompts)
+        self._admit(num_answers)
+        try:
+            stream = await self.engine.submit(prompts)
+        except BaseException:
+            self._change_in_flight(-num_answers)
+            raise
+        limits = [seconds for seconds in (timeout_seconds, self.settings.request_timeout_seconds) if seconds]
+        return Answering(self, stream, num_answers, timeout_seconds=min(limits, default=None))
+
+    def _admit(self, num_answers: int) -> None:
+        if num_answers > self._max_in_flight:
+            raise ApiError(
+                400,
+                f"{num_answers} answers are asked for at once, at most {self._max_in_flight} fit: send fewer prompts, "
+                f"or a smaller n",
+                code="invalid_value",
+                param="n",
+            )
+        if self._num_in_flight + num_answers > self._max_in_flight:
+            waiting = max(self._num_in_flight - self.engine.max_num_seqs, 0)
+            seconds = math.ceil(self._mean_seconds * (1 + waiting / self.engine.max_num_seqs))
+            raise ApiError(
+                429,
+                f"{self._num_in_flight} answers are in flight, at most {self._max_in_flight} may be: try again later",
+                code="queue_full",
+                headers={"Retry-After": str(min(max(seconds, 1), MAX_RETRY_AFTER_SECONDS))},
+            )
+        self._change_in_flight(num_answers)
+
+    def _change_in_flight(self, change: int) -> None:
+        self._num_in_flight += change
+        self.metrics.in_flight.set(self._num_in_flight)
+
+    def _release(self, num_answers: int, seconds: float | None) -> None:
+        self._change_in_flight(-num_answers)
+        if seconds is not None:
+            self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+
+class Answering(AsyncIterator[RequestOutput]):
+    """What is new of some prompts, as it comes; counts it, and ends at the deadline."""
+
+    def __init__(
+        self, service: Service, stream: AnswerStream, num_answers: int, *, timeout_seconds: float | None
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._num_answers = num_answers
+        self._start = time.monotonic()
+        self._is_closed = False
+        self._is_whole = False
+        self._noted_prompts: set[str] = set()
+        self._answers: dict[tuple[str, int], tuple[int, float]] = {}
+        """Of each answer that goes on: its tokens, and when it last had news."""
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_seconds is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(timeout_seconds, self._time_out, timeout_seconds)
+
+    async def __anext__(self) -> RequestOutput:
+        try:
+            delta = await anext(self._stream)
+        except StopAsyncIteration:
+            self._is_whole = True
+            raise
+        self._note(delta)
+        return delta
+
+    def take_ready(self) -> list[RequestOutput]:
+        """Return what has come besides, without waiting."""
+        ready = self._stream.take_ready()
+        for delta in ready:
+            self._note(delta)
+        return ready
+
+    def abandon(self) -> None:
+        """End it because the client is gone; a reader that waits gets ClientGoneError."""
+        self.close(ClientGoneError(), reason="disconnect")
+
+    def close(self, error: Exception | None = None, *, reason: str = "error") -> None:
+        """End what still runs; may be called again. error: what a reader that waits gets."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stream.close(error)
+        if not self._is_whole:
+            self._service.metrics.note_aborted(reason)
+        self._service._release(self._num_answers, time.monotonic() - self._start if self._is_whole else None)
+
+    def _time_out(self, seconds: float) -> None:
+        error = ApiError(
+            504, f"the answer wasn't there after {seconds:g} seconds: it was ended", code="deadline_exceeded"
+        )
+        self.close(error, reason="deadline")
+
+    def _note(self, delta: RequestOutput) -> None:
+        metrics, now = self._service.metrics, time.monotonic()
+        if delta.request_id not in self._noted_prompts:
+            self._noted_prompts.add(delta.request_id)
+            metrics.note_prompt(delta)
+        for output in delta.outputs:
+            key = (delta.request_id, output.index)
+            num_tokens, last = self._answers.pop(key, (0, None))
+            num_tokens += len(output.token_ids)
+            metrics.note_tokens(len(output.token_ids), None if last is None else now - last)
+            if output.finish_reason is None:
+                self._answers[key] = (num_tokens, now)
+            else:
+                metrics.note_end(output.finish_reason, num_tokens, time.time() - delta.metrics.arrival_time)

@@ -1,0 +1,93 @@
+"""What an engine holds right now, as plain numbers: for metrics and for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybrid_engine.engine import Engine
+from hybrid_engine.groups.spec import ENDLESS, LayerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GroupUsage:
+    """The blocks of one group; every usable one is held, or cached and free, or empty."""
+
+    group_id: int
+    kind: str
+    """'full', 'window', 'chunk' or 'state'."""
+    reach: int | None
+    """Tokens of the window or chunk; None where there is none."""
+    num_layers: int
+    block_size: int | None
+    """Tokens in a block; None for a state, which has no end."""
+    block_bytes: int
+    num_blocks: int
+    num_held: int
+    """Held by requests that run."""
+    num_cached: int
+    """Held by nobody, and found by the prompts that need them."""
+    num_empty: int
+
+    @property
+    def held_share(self) -> float:
+        """The part of the group's blocks that requests hold, 0 to 1."""
+        return self.num_held / self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """An engine between two steps. Counters run since it was made."""
+
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    num_computed_tokens: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_checkpoints: int
+    """Recorded positions that prompts can go on from."""
+    groups: tuple[GroupUsage, ...]
+
+
+def take_snapshot(engine: Engine) -> EngineSnapshot:
+    """Look at an engine; to be called between two steps."""
+    scheduler = engine.scheduler
+    coordinator, stats = scheduler.coordinator, scheduler.stats
+    return EngineSnapshot(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        num_steps=stats.num_steps,
+        num_computed_tokens=stats.num_computed_tokens,
+        num_preemptions=stats.num_preemptions,
+        num_recomputed_tokens=stats.num_recomputed_tokens,
+        num_checkpoints=sum(1 for _ in coordinator.checkpoints),
+        groups=tuple(_usage(engine, index) for index in range(len(coordinator.groups))),
+    )
+
+
+def _usage(engine: Engine, index: int) -> GroupUsage:
+    coordinator = engine.scheduler.coordinator
+    group, pool = coordinator.groups[index], coordinator.managers[index].pool
+    kind, reach = _kind(group.spec)
+    return GroupUsage(
+        group_id=group.group_id,
+        kind=kind,
+        reach=reach,
+        num_layers=len(group.layer_indices),
+        block_size=None if group.block_size == ENDLESS else group.block_size,
+        block_bytes=group.block_bytes,
+        num_blocks=pool.num_blocks,
+        num_held=pool.num_blocks - pool.num_free,
+        num_cached=pool.free.num_cached,
+        num_empty=pool.free.num_empty,
+    )
+
+
+def _kind(spec: LayerSpec) -> tuple[str, int | None]:
+    if spec.block_size == ENDLESS:
+        return "state", None
+    for name in ("window", "chunk"):
+        reach = getattr(spec, name, None)
+        if reach is not None:
+            return name, reach
+    return "full", None

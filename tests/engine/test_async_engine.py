@@ -1,0 +1,132 @@
+"""One thread steps the engine; streams of several requests in one event loop."""
+
+import asyncio
+import threading
+
+import pytest
+from scripted_engine import EOS
+
+from hybrid_engine.async_engine import AsyncEngine
+from hybrid_engine.engine import Prompt
+from hybrid_engine.errors import EngineDeadError, RequestError
+from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.snapshot import take_snapshot
+
+LONG = SamplingParams(max_tokens=300)
+
+
+def run(engine, use):
+    """Start the engine in a loop, let an async function use it, and end it."""
+
+    async def main():
+        wrapped = AsyncEngine(engine)
+        wrapped.start()
+        try:
+            return await asyncio.wait_for(use(wrapped), 30)
+        finally:
+            await wrapped.close()
+
+    return asyncio.run(main())
+
+
+def prompts(ids, *texts, sampling=LONG):
+    return [Prompt(text, ids(text), sampling) for text in texts]
+
+
+def test_prompts_submitted_together_come_back_in_one_stream(scripted, ids):
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one", "two"))
+        return {output.request_id: output.outputs[0].text for output in await stream.collect()}
+
+    assert run(scripted("hello"), use) == {"one": "hello", "two": "hello"}
+
+
+def test_streams_go_on_side_by_side(scripted, ids):
+    async def use(engine):
+        streams = [await engine.submit(prompts(ids, text)) for text in ("one", "two")]
+        outputs = await asyncio.gather(*(stream.collect() for stream in streams))
+        return [output[0].outputs[0].text for output in outputs]
+
+    assert run(scripted("hello"), use) == ["hello", "hello"]
+
+
+def test_a_prompt_that_cannot_run_is_refused_and_nothing_is_left(scripted, ids):
+    async def use(engine):
+        with pytest.raises(RequestError, match="None of them was accepted"):
+            await engine.submit([*prompts(ids, "one"), Prompt("two", [], LONG)])
+        snapshot = await engine.call(take_snapshot)
+        return snapshot.num_running + snapshot.num_waiting, engine._streams
+
+    assert run(scripted("hello"), use) == (0, {})
+
+
+def test_closing_a_stream_ends_its_requests(scripted, ids):
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one", "two"))
+        await anext(stream)
+        stream.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        snapshot = await engine.call(take_snapshot)
+        return snapshot.num_running, [group.num_held for group in snapshot.groups], engine._streams
+
+    assert run(scripted(lambda request: ids("x" * 300)), use) == (0, [0, 0], {})
+
+
+def test_who_stops_waiting_to_be_accepted_leaves_nothing_behind(scripted, ids):
+    may_step = threading.Event()
+
+    async def use(engine):
+        first = await engine.submit(prompts(ids, "one"))
+        waiting = asyncio.create_task(engine.submit(prompts(ids, "two")))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        may_step.set()
+        await first.collect()
+        return (await engine.call(take_snapshot)).num_running, engine._streams
+
+    engine = scripted("hello", before_step=lambda plan: may_step.wait(10))
+    assert run(engine, use) == (0, {})
+
+
+def test_a_step_that_fails_ends_all_streams_and_every_later_call(scripted, ids):
+    def fail(plan):
+        if len(plan.request_ids) == 2:
+            raise MemoryError("no more")
+
+    async def use(engine):
+        deaths = []
+        engine.on_death = deaths.append
+        streams = [await engine.submit(prompts(ids, text)) for text in ("one", "two")]
+        for stream in streams:
+            with pytest.raises(EngineDeadError, match="no more"):
+                await stream.collect()
+        with pytest.raises(EngineDeadError, match="no more"):
+            await engine.submit(prompts(ids, "three"))
+        return len(deaths), engine.failure is not None
+
+    assert run(scripted(lambda request: [*ids("x" * 50), EOS], before_step=fail), use) == (1, True)
+
+
+def test_closing_the_engine_ends_what_runs(scripted, ids):
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one"))
+        await engine.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await stream.collect()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await engine.call(take_snapshot)
+
+    run(scripted(lambda request: ids("x" * 300)), use)
+
+
+def test_a_reader_that_is_behind_catches_up_at_once(scripted, ids):
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one"))
+        while (await engine.call(take_snapshot)).num_running:
+            pass
+        first = await anext(stream)
+        return first.outputs[0].text + "".join(delta.outputs[0].text for delta in stream.take_ready())
+
+    assert run(scripted("hello"), use) == "hello"

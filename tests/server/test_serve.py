@@ -1,0 +1,105 @@
+"""`hybrid-engine serve` as people start and stop it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx2
+import pytest
+from live_server import wait_until
+
+from hybrid_engine.cli import app
+from hybrid_engine.errors import ConfigError
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, model, *options: str) -> None:
+        command = [sys.executable, "-m", "hybrid_engine.cli", "serve", str(model), "--port", "0", "--memory", "8MiB"]
+        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=os.environ)
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+        wait_until(lambda: self._port() or self.process.poll() is not None, 120)
+        self.url = f"http://127.0.0.1:{self._port()}"
+
+    def _read(self) -> None:
+        self.lines += self.process.stderr
+
+    def _port(self) -> str | None:
+        return next(
+            (found[1] for line in self.lines if (found := re.search(r"running on http://\S+:(\d+)", line))), None
+        )
+
+
+@pytest.mark.slow
+def test_a_server_says_what_it_has_answers_and_drains_when_it_is_told_to_end(tiny_model):
+    served = Served(tiny_model, "--api-key", "alpha")
+    assert any("Cache memory" in line for line in served.lines)
+    body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    headers = {"authorization": "Bearer alpha"}
+    with httpx2.stream("POST", f"{served.url}/v1/completions", json=body, headers=headers, timeout=60) as response:
+        lines = response.iter_lines()
+        assert next(lines).startswith("data: ")
+        served.process.send_signal(signal.SIGTERM)
+        rest = list(lines)
+    assert rest[-2:] == ["data: [DONE]", ""]
+    served.process.wait(60)
+
+
+@pytest.mark.slow
+def test_a_server_whose_engine_dies_ends_with_an_error(tiny_model):
+    script = (
+        "import sys; from hybrid_engine.runner.model_runner import ModelRunner\n"
+        "def fail(self, plan): raise MemoryError('no more')\n"
+        "ModelRunner.execute = fail\n"
+        "from hybrid_engine.cli import main; main(sys.argv[1:])"
+    )
+    served = Served.__new__(Served)
+    command = [sys.executable, "-c", script, "serve", str(tiny_model), "--port", "0", "--memory", "8MiB"]
+    served.process, served.lines = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), []
+    threading.Thread(target=served._read, daemon=True).start()
+    wait_until(served._port, 120)
+    response = httpx2.post(f"http://127.0.0.1:{served._port()}/v1/completions", json={"prompt": "abc"}, timeout=60)
+    assert response.status_code == 503
+    assert served.process.wait(60) == 1
+
+
+@pytest.fixture
+def serve_with(tmp_path):
+    """Run `serve` on a model that isn't there, with a configuration file."""
+
+    def run(text: str, *options: str) -> None:
+        (tmp_path / "config.yaml").write_text(text)
+        app(
+            ["serve", str(tmp_path / "none"), "--config", str(tmp_path / "config.yaml"), *options],
+            standalone_mode=False,
+        )
+
+    return run
+
+
+def test_options_are_read_from_a_file(serve_with):
+    with pytest.raises(ConfigError, match="max_queue is -3"):
+        serve_with("max-queue: -3\nhost: 0.0.0.0\n")
+
+
+def test_the_command_line_counts_more_than_the_file(serve_with):
+    with pytest.raises(ConfigError, match="max_queue is -4"):
+        serve_with("max-queue: -3\n", "--max-queue", "-4")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max-cue: 3", "'max_cue', which is no option"),
+        ("- 3", "holds a list"),
+        ("a: [", "can't be read"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(serve_with, text, message):
+    with pytest.raises(ConfigError, match=message):
+        serve_with(text)
