@@ -175,10 +175,10 @@ class LLM:
         """
         requests = self._requests(prompts, sampling_params)
         collectors = {request.request_id: OutputCollector() for request in requests}
-        self._engine.add_requests(requests)
-        for request_id, collector in collectors.items():
-            self._receivers[request_id] = collector.add
         try:
+            self._engine.add_requests(requests)
+            for request_id, collector in collectors.items():
+                self._receivers[request_id] = collector.add
             self._run(list(collectors), _progress_bar(progress))
         finally:
             for request_id in collectors:

@@ -163,6 +163,20 @@ def test_ctrl_c_in_one_stream_loses_nothing_of_another(make_llm):
     assert "".join(delta.outputs[0].text for delta in other) == "hello"
 
 
+def test_ctrl_c_while_prompts_are_handed_over_leaves_none_behind(make_llm, monkeypatch):
+    llm = make_llm()
+    hand_over = llm._engine._hand_over
+
+    def interrupted(caller, answers):
+        hand_over(caller, answers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._engine, "_hand_over", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], LONG)
+    assert not llm._engine.has_unfinished_requests()
+
+
 # chat
 
 
