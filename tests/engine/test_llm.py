@@ -163,6 +163,19 @@ def test_ctrl_c_in_one_stream_loses_nothing_of_another(make_llm):
     assert "".join(delta.outputs[0].text for delta in other) == "hello"
 
 
+def test_a_second_ctrl_c_cuts_the_step_and_ends_the_engine(make_llm):
+    def interrupt_twice(plan):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    llm = make_llm(before_step=interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("q", LONG)
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+        llm.generate("q", LONG)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_ctrl_c_while_prompts_are_handed_over_leaves_none_behind(make_llm, monkeypatch):
     llm = make_llm()
     hand_over = llm._engine._hand_over
