@@ -15,6 +15,9 @@ from hybrid_engine.groups.spec import ENDLESS, Group
 
 TYPICAL_CHECKPOINTS = 4
 """Recurrent states that a typical request leaves behind: its prompt's end, its answer's, and where others part."""
+STATE_SHARE = 0.1
+"""Share of the memory that recurrent states get before anything else does: tokens that no state is left for are of no
+use to the next prompt."""
 TYPICAL_WINDOWS = 8
 """A typical request is taken to be this many times the largest window long, where there is one."""
 
@@ -51,6 +54,9 @@ def plan_memory(
     """
     longest = _num_blocks(groups, max_model_len, chunk_tokens=max_num_scheduled_tokens)
     longest = _with_states(groups, longest, num_draft_slots)
+    most_states = 2 * max_num_seqs * (1 + num_draft_slots + TYPICAL_CHECKPOINTS)
+    num_states = _num_states_first(groups, memory_bytes, most=most_states)
+    longest = _with_states(groups, longest, num_states)
     typical = _num_blocks(groups, _typical_tokens(groups, max_model_len), chunk_tokens=max_num_scheduled_tokens)
     # A request runs on one recurrent state; its drafts and its checkpoints are what more of them are for.
     typical = _with_states(groups, typical, num_draft_slots + TYPICAL_CHECKPOINTS)
@@ -58,7 +64,11 @@ def plan_memory(
     spare = memory_bytes - null_bytes - _bytes(groups, longest)
     if spare < 0:
         return _plan_shorter_request(
-            groups, memory_bytes, max_model_len=max_model_len, chunk_tokens=max_num_scheduled_tokens
+            groups,
+            memory_bytes,
+            max_model_len=max_model_len,
+            chunk_tokens=max_num_scheduled_tokens,
+            num_states=num_states,
         )
     share = spare / _bytes(groups, typical)
     # More than twice what all requests together can hold is of no use.
@@ -70,7 +80,7 @@ def plan_memory(
 
 
 def _plan_shorter_request(
-    groups: Sequence[Group], memory_bytes: int, *, max_model_len: int, chunk_tokens: int
+    groups: Sequence[Group], memory_bytes: int, *, max_model_len: int, chunk_tokens: int, num_states: int
 ) -> MemoryPlan:
     """The longest request doesn't fit: plan for the longest that does.
 
@@ -80,8 +90,14 @@ def _plan_shorter_request(
     block_size = max([group.block_size for group in groups if group.block_size != ENDLESS], default=1)
     null_bytes = sum(group.block_bytes for group in groups)
 
+    def num_blocks(num_tokens: int, chunk: int) -> list[int]:
+        return _with_states(groups, _num_blocks(groups, num_tokens, chunk_tokens=chunk), num_states)
+
     def needed_bytes(num_tokens: int, chunk: int) -> int:
-        return null_bytes + _bytes(groups, _num_blocks(groups, num_tokens, chunk_tokens=chunk))
+        return null_bytes + _bytes(groups, num_blocks(num_tokens, chunk))
+
+    if needed_bytes(block_size, block_size) > memory_bytes:
+        num_states = 0
 
     if needed_bytes(block_size, block_size) > memory_bytes:
         raise CapacityError(
@@ -97,7 +113,7 @@ def _plan_shorter_request(
     while high - low > block_size:
         middle = (low + high) // 2
         low, high = (middle, high) if needed_bytes(middle, chunk) <= memory_bytes else (low, middle)
-    return MemoryPlan(tuple(groups), tuple(_num_blocks(groups, low, chunk_tokens=chunk)), memory_bytes)
+    return MemoryPlan(tuple(groups), tuple(num_blocks(low, chunk)), memory_bytes)
 
 
 def _typical_tokens(groups: Sequence[Group], max_model_len: int) -> int:
@@ -112,6 +128,12 @@ def _num_blocks(groups: Sequence[Group], num_tokens: int, *, chunk_tokens: int) 
         )
         for group in groups
     ]
+
+
+def _num_states_first(groups: Sequence[Group], memory_bytes: int, *, most: int) -> int:
+    """Return how many recurrent states, of each group of them, a share of the memory holds."""
+    state_bytes = sum(group.block_bytes for group in groups if group.block_size == ENDLESS)
+    return min(most, int(STATE_SHARE * memory_bytes) // state_bytes) if state_bytes else 0
 
 
 def _with_states(groups: Sequence[Group], num_blocks: Sequence[int], num_states: int) -> list[int]:

@@ -46,6 +46,23 @@ def test_states_for_drafts_are_planned_for_the_longest_request_and_for_typical_o
     assert plan_memory(groups, 1 << 40, **limits, num_draft_slots=3).num_blocks[1] >= 4 * (1 + 3)
 
 
+@pytest.mark.parametrize("memory_bytes", [100_000, 10_000_000])
+def test_recurrent_states_get_their_share_whether_the_longest_request_fits_or_not(memory_bytes):
+    groups = group_layers({0: full(), 1: state()})
+    limits = {"max_model_len": 4096, "max_num_seqs": 64, "max_num_scheduled_tokens": 256}
+    plan = plan_memory(groups, memory_bytes, **limits)
+    state_bytes = plan.num_blocks[1] * groups[1].block_bytes
+    assert plan.used_bytes <= memory_bytes
+    assert state_bytes >= 0.09 * memory_bytes or plan.num_blocks[1] >= 2 * 64 * 5
+
+
+def test_a_request_comes_before_the_share_of_the_states():
+    groups = group_layers({0: full(), 1: state(size=100)})
+    needed = 2 * sum(group.block_bytes for group in groups)
+    plan = plan_memory(groups, needed, max_model_len=4096, max_num_seqs=64, max_num_scheduled_tokens=256)
+    assert plan.num_blocks == (1, 1)
+
+
 def test_memory_below_one_block_a_group_is_refused_with_the_bytes_that_would_do():
     with pytest.raises(CapacityError, match="give at least that much"):
         plan_memory(GEMMA, 1000, **LIMITS)
