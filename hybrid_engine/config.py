@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,6 @@ POLICIES = ("fcfs", "priority")
 MAX_ASYNC_DEPTH = 2
 SCHEDULER_COUNTS = (
     "max_num_scheduled_tokens",
-    "max_num_batched_tokens",
     "max_num_seqs",
     "long_prefill_token_threshold",
     "reserved_blocks",
@@ -24,12 +24,19 @@ SCHEDULER_COUNTS = (
 )
 
 
-def require_integers(config: object, *names: str) -> None:
-    """Raise ConfigError for a setting that is neither an integer nor None."""
-    for name in names:
+def require_integers(config: object, *names: str, optional: tuple[str, ...] = ()) -> None:
+    """Raise ConfigError for a setting that is no integer; those in optional may be None."""
+    for name in (*names, *optional):
         value = getattr(config, name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise ConfigError(f"{name} is {value!r}, must be an integer")
+        is_integer = isinstance(value, int) and not isinstance(value, bool)
+        if not is_integer and (value is not None or name not in optional):
+            raise ConfigError(f"{name} is {value!r}, must be an integer{', or None' if name in optional else ''}")
+
+
+def require_path(name: str, value: object) -> None:
+    """Raise ConfigError for a setting that is neither a path nor None."""
+    if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
+        raise ConfigError(f"{name} is {value!r}, must be a path")
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,11 @@ class CacheConfig:
     """Most bytes of the files of one model in that folder."""
 
     def __post_init__(self) -> None:
-        require_integers(self, "block_size", "memory_bytes", "checkpoint_interval", "max_evicted_keys")
-        require_integers(self, "host_bytes", "disk_bytes")
+        required = ("block_size", "checkpoint_interval", "max_evicted_keys", "host_bytes", "disk_bytes")
+        require_integers(self, *required, optional=("memory_bytes",))
+        require_path("disk_folder", self.disk_folder)
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ConfigError(f"enable_prefix_caching is {self.enable_prefix_caching!r}, must be True or False")
         if self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
         self._check_block_sizes()
@@ -124,7 +134,7 @@ class SchedulerConfig:
     """Most tokens guessed ahead for one request in a step."""
 
     def __post_init__(self) -> None:
-        require_integers(self, *SCHEDULER_COUNTS)
+        require_integers(self, *SCHEDULER_COUNTS, optional=("max_num_batched_tokens",))
         for name in ("max_num_scheduled_tokens", "max_num_seqs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
@@ -171,9 +181,9 @@ class SpeculativeConfig:
     """Cache memory of the draft model, on top of the other; None: a quarter as much."""
 
     def __post_init__(self) -> None:
-        require_integers(
-            self, "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_cache_memory_bytes"
-        )
+        counts = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+        require_integers(self, *counts, optional=("draft_cache_memory_bytes",))
+        require_path("model", self.model)
         if self.method not in SPECULATION_METHODS:
             raise ConfigError(f"method is {self.method!r}, must be {' or '.join(map(repr, SPECULATION_METHODS))}")
         if not 1 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:

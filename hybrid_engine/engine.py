@@ -391,6 +391,8 @@ class Engine:
 
 
 def _death_message(failure: BaseException) -> str:
+    if isinstance(failure, EngineDeadError):
+        return f"the engine can't be used any more: {failure}; make a new one"
     return (
         f"a step failed ({type(failure).__name__}: {failure}) and the engine can't go on: every request in flight "
         f"is lost; make a new one"

@@ -60,4 +60,4 @@ class ShapeError(HybridEngineError, ValueError):
 
 
 class EngineDeadError(HybridEngineError, RuntimeError):
-    """A step failed; every request that was in flight ends with this."""
+    """A step failed, or the engine was closed; every request that was in flight ends with this."""

@@ -85,9 +85,13 @@ def as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptInput]:
 
 
 def as_sampling(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return sampling parameters for each prompt. Raises RequestError when there are not as many as prompts."""
+    """Return sampling parameters for each prompt. Raises RequestError for others, too few or too many."""
     if sampling is None or isinstance(sampling, SamplingParams):
         return [sampling or SamplingParams()] * num_prompts
+    if not isinstance(sampling, Sequence) or not all(isinstance(each, SamplingParams) for each in sampling):
+        raise RequestError(
+            f"sampling_params is {sampling!r:.60}, must be a SamplingParams, a list of one for each prompt, or None"
+        )
     if len(sampling) != num_prompts:
         raise RequestError(
             f"{len(sampling)} sampling parameters for {num_prompts} prompts: give one for all or one for each"
@@ -100,7 +104,7 @@ def as_conversations(messages: Any) -> list[list[Mapping[str, Any]]]:
     messages = list(_items(messages))
     conversations = [messages] if all(isinstance(message, Mapping) for message in messages) else messages
     for index, conversation in enumerate(conversations):
-        if isinstance(conversation, str | Mapping) or not all(isinstance(message, Mapping) for message in conversation):
+        if not is_conversation(conversation):
             raise RequestError(
                 f"conversation {index} is {conversation!r:.60}, must be a list of messages like "
                 f"{{'role': 'user', 'content': '…'}}"
@@ -108,6 +112,12 @@ def as_conversations(messages: Any) -> list[list[Mapping[str, Any]]]:
         if not conversation:
             raise RequestError(f"conversation {index} has no messages: give at least one")
     return conversations
+
+
+def is_conversation(value: Any) -> bool:
+    """Return whether this is a list of messages."""
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    return is_list and all(isinstance(message, Mapping) for message in value)
 
 
 def _as_prompt(prompt: Any) -> PromptInput:
@@ -137,7 +147,7 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
     salt, boundaries = prompt.get("cache_salt") or "", prompt.get("message_boundaries") or ()
     if not isinstance(salt, str):
         raise RequestError(f"cache_salt is {salt!r:.60}, must be text")
-    if not all(isinstance(boundary, numbers.Integral) for boundary in boundaries):
+    if not _is_sequence(boundaries) or not all(isinstance(boundary, numbers.Integral) for boundary in boundaries):
         raise RequestError(f"message_boundaries is {boundaries!r:.60}, must be numbers of tokens")
     priority = prompt.get("priority") or 0
     if not isinstance(priority, numbers.Integral) or isinstance(priority, bool):

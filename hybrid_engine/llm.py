@@ -22,8 +22,8 @@ from hybrid_engine import tiny_hybrid
 from hybrid_engine.chat_template import ChatTemplate, Messages
 from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ConfigError
-from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling
+from hybrid_engine.errors import ConfigError, RequestError
+from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.plan import MemoryPlan
@@ -175,10 +175,10 @@ class LLM:
         """
         requests = self._requests(prompts, sampling_params)
         collectors = {request.request_id: OutputCollector() for request in requests}
-        self._engine.add_requests(requests)
-        for request_id, collector in collectors.items():
-            self._receivers[request_id] = collector.add
         try:
+            self._engine.add_requests(requests)
+            for request_id, collector in collectors.items():
+                self._receivers[request_id] = collector.add
             self._run(list(collectors), _progress_bar(progress))
         finally:
             for request_id in collectors:
@@ -208,8 +208,11 @@ class LLM:
 
         Raises RequestError at once when the prompt can't be run.
         """
-        (request,) = self._requests(prompt, sampling_params)
-        self._engine.add_requests([request])
+        requests = self._requests(prompt, sampling_params)
+        if len(requests) != 1:
+            raise RequestError(f"{len(requests)} prompts were given, stream answers one: call it for each, or generate")
+        (request,) = requests
+        self._engine.add_requests(requests)
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
         self._receivers[request.request_id] = inbox.append
@@ -222,6 +225,10 @@ class LLM:
 
         Raises ChatTemplateError when there is no template, or it refuses the messages.
         """
+        if not is_conversation(messages):
+            raise RequestError(
+                f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
+            )
         return self._chat_template.render(
             messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
         )

@@ -146,8 +146,8 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.token_ids = list(prompt_token_ids)
         max_tokens = max_model_len if sampling.max_tokens is None else sampling.max_tokens
-        # A prompt as long as the model reaches yields one token too: nothing is computed after it.
-        self.max_total_tokens = max(min(self.num_prompt_tokens + max_tokens, max_model_len), self.num_prompt_tokens + 1)
+        # A prompt as long as the model reaches yields one token all the same: it is sampled, never computed.
+        self.max_total_tokens = max(self.num_prompt_tokens + 1, min(self.num_prompt_tokens + max_tokens, max_model_len))
         self.min_total_tokens = self.num_prompt_tokens + sampling.min_tokens
         self.eos_token_ids = frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
         self.stop_token_ids = self.eos_token_ids | frozenset(sampling.stop_token_ids)

@@ -119,6 +119,8 @@ class SamplingParams:
         object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
         for name in _INTEGERS:
             _require(_is_integer(getattr(self, name)), name, getattr(self, name), "an integer")
+        for name in _SWITCHES:
+            _require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in _OPTIONAL_INTEGERS:
             value = getattr(self, name)
             _require(value is None or _is_integer(value), name, value, "an integer, or None")
@@ -176,6 +178,7 @@ MAX_LOGIT_BIAS = 100
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Beyond these a finite logit may become infinite."""
 _INTEGERS = ("n", "min_tokens", "top_k")
+_SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "skip_reading_prefix_cache")
 _OPTIONAL_INTEGERS = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 

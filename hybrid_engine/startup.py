@@ -18,7 +18,8 @@ from typing import Any, TypedDict, Unpack
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers
+from hybrid_engine import tiny_hybrid
+from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers, require_path
 from hybrid_engine.connectors.setup import open_connector, with_folder_key
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
@@ -111,7 +112,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigError(f"dtype is {self.dtype!r}, must be 'auto', {' or '.join(map(repr, DTYPES))}")
-        require_integers(self, "max_model_len", "num_threads")
+        require_integers(self, "seed", optional=("max_model_len", "num_threads"))
+        require_path("tokenizer", self.tokenizer)
         for name in ("max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -153,8 +155,9 @@ def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> Engine
             del given[name]
         elif name in given:
             given[name] = parse_bytes(given[name])
+    require_path("disk_cache", given.get("disk_cache"))
     if given.get("disk_cache") is not None:
-        given["disk_cache"] = str(given["disk_cache"])
+        given["disk_cache"] = str(Path(given["disk_cache"]).expanduser())
     cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
     scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
     if scheduler.get("async_depth", 0) is None:
@@ -262,7 +265,7 @@ def _make_drafter(
             min_tokens=speculative.prompt_lookup_min, max_tokens=speculative.prompt_lookup_max
         )
         return AdaptiveDrafter(drafter, cost=VERIFICATION_COST)
-    checkpoint = open_checkpoint(speculative.model)
+    checkpoint = open_checkpoint(tiny_hybrid.find_model(speculative.model))
     draft_info = describe_model(dict(checkpoint.config))
     _check_vocabulary(speculative.model, draft_info, plan.info, tokenizer, checkpoint)
     memory_bytes = speculative.draft_cache_memory_bytes or plan.memory.used_bytes // DRAFT_MEMORY_SHARE

@@ -123,7 +123,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "speculation": {"drafting", "request", "sampling_params", "scheduler", "step_pipeline", "step_plan"},
     "startup": BOOKKEEPING
     | {"connectors", "detokenizer", "drafting", "engine", "models", "runner", "speculation", "structured"}
-    | {"tokenizer", "weights"},
+    | {"tiny_hybrid", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "message_boundaries": set(),

@@ -39,6 +39,8 @@ from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParam
         {"logit_bias": {"1": 1}},
         {"logit_bias": 5},
         {"structured_outputs": {"regex": "a"}},
+        {"ignore_eos": "no"},
+        {"skip_special_tokens": None},
     ],
     ids=str,
 )

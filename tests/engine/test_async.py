@@ -168,3 +168,17 @@ def test_a_stop_string_ends_an_answer_whose_next_step_is_in_flight(engines):
     )
     assert output.outputs[0].text == text[: text.index(text[5:7])]
     assert llm._engine.scheduler.num_in_flight_steps == 0
+
+
+def test_what_is_in_flight_of_an_aborted_request_is_not_taken_for_the_next_one_of_its_id(engines):
+    engine = engines.make(async_depth=1, max_num_batched_tokens=8)._engine
+    sampling = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0)
+    engine.add_request("r", [5] * 40, sampling)
+    engine.step()
+    engine.abort("r")
+    engine.add_request("r", [6, 7, 8], sampling)
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert [output.prompt_token_ids for output in outputs] == [[6, 7, 8]]
+    assert [list(position) for position in outputs[0].prompt_logprobs[1:]] == [[7], [8]]

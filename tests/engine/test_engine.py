@@ -307,6 +307,11 @@ def test_a_prompt_as_long_as_the_model_reaches_yields_one_token(scripted, num_to
     assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("x", "length")
 
 
+def test_a_prompt_as_long_as_the_model_reaches_yields_one_token_also_in_several_chunks(scripted):
+    output = answer(scripted("xyz", max_model_len=100), prompt=[5] * 100)  # a step computes 64 tokens
+    assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("x", "length")
+
+
 # What ends early
 
 

@@ -38,6 +38,7 @@ def test_token_ids_may_be_an_array():
         (5, "got 5"),
         (["hi", 5], "prompt 1: it is 5"),
         ({"prompt": "hi", "priority": "high"}, "priority is 'high', must be an integer"),
+        ({"prompt": "hi", "message_boundaries": 2}, "message_boundaries is 2, must be numbers of tokens"),
         ([{}], "prompt 0: the dict has neither"),
         ([{"promt": "hi"}], "prompt 0: unknown key 'promt'"),
         ([["hi"]], "prompt 0: it is"),
@@ -52,6 +53,7 @@ def test_token_ids_may_be_an_array():
         "number",
         "number among texts",
         "priority in words",
+        "number for boundaries",
         "empty dict",
         "misspelt key",
         "text in a list too deep",
@@ -77,6 +79,12 @@ def test_as_many_sampling_parameters_as_prompts_are_wanted():
         as_sampling([SamplingParams()], 2)
 
 
+@pytest.mark.parametrize("given", [{"n": 1}, "x", 5, [None]], ids=["dict", "text", "number", "list of none"])
+def test_what_are_no_sampling_parameters_is_refused(given):
+    with pytest.raises(RequestError, match=r"sampling_params is .*, must be a SamplingParams"):
+        as_sampling(given, 1)
+
+
 def test_one_conversation_and_several_are_told_apart():
     one = [{"role": "user", "content": "hi"}]
     assert as_conversations(one) == [one]
@@ -85,8 +93,8 @@ def test_one_conversation_and_several_are_told_apart():
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(["hi"], "conversation 0 is 'hi'"), ([[]], "no messages"), (3, "got 3")],
-    ids=["text", "empty", "number"],
+    [(["hi"], "conversation 0 is 'hi'"), ([[]], "no messages"), (3, "got 3"), ([None], "conversation 0 is None")],
+    ids=["text", "empty", "number", "none in a list"],
 )
 def test_what_is_no_conversation_is_refused(given, message):
     with pytest.raises(RequestError, match=message):

@@ -117,6 +117,12 @@ def test_a_bad_prompt_is_refused_when_the_stream_is_made(make_llm):
         make_llm().stream("")
 
 
+@pytest.mark.parametrize("prompts", [["a", "b"], []], ids=["two", "none"])
+def test_a_stream_of_other_than_one_prompt_is_refused(make_llm, prompts):
+    with pytest.raises(RequestError, match=f"{len(prompts)} prompts were given, stream answers one"):
+        make_llm().stream(prompts)
+
+
 def test_closing_a_stream_aborts_its_request(make_llm):
     llm = make_llm()
     stream = llm.stream("a question", LONG)
@@ -157,6 +163,33 @@ def test_ctrl_c_in_one_stream_loses_nothing_of_another(make_llm):
     assert "".join(delta.outputs[0].text for delta in other) == "hello"
 
 
+def test_a_second_ctrl_c_cuts_the_step_and_ends_the_engine(make_llm):
+    def interrupt_twice(plan):
+        for _ in range(2 if plan.step_id == 0 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    llm = make_llm(before_step=interrupt_twice)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("q", LONG)
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+        llm.generate("q", LONG)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_prompts_are_handed_over_leaves_none_behind(make_llm, monkeypatch):
+    llm = make_llm()
+    hand_over = llm._engine._hand_over
+
+    def interrupted(caller, answers):
+        hand_over(caller, answers)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._engine, "_hand_over", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], LONG)
+    assert not llm._engine.has_unfinished_requests()
+
+
 # chat
 
 
@@ -184,6 +217,12 @@ def test_chat_takes_a_template_for_one_call(make_llm):
 def test_a_template_that_refuses_the_messages_says_why(make_llm):
     with pytest.raises(ChatTemplateError, match="no tools"):
         make_llm(chat_template=TEMPLATE).chat([{"role": "tool", "content": "hi"}])
+
+
+@pytest.mark.parametrize("messages", ["hi", None, ["hi"]], ids=["text", "none", "texts"])
+def test_what_are_no_messages_is_refused(make_llm, messages):
+    with pytest.raises(RequestError, match=r"messages is .*, must be a list like"):
+        make_llm(chat_template=TEMPLATE).apply_chat_template(messages)
 
 
 def test_reset_prefix_cache_reaches_the_engine(make_llm):

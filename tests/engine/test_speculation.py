@@ -212,6 +212,15 @@ def test_a_draft_model_of_another_vocabulary_is_refused(checkpoints):
         )
 
 
+def test_a_draft_model_of_another_tokenizer_is_refused(checkpoints):
+    draft = checkpoints("llama")
+    file = draft / "tokenizer.json"
+    file.write_text(file.read_text().replace('"<pad>"', '"<blank>"'))
+    (draft / "tokenizer_config.json").unlink()
+    with pytest.raises(ConfigError, match="has another tokenizer: 2 entries differ, such as '<"):
+        LLM(checkpoints("llama"), speculative=SpeculativeConfig("draft_model", model=draft), **SETTINGS)
+
+
 @pytest.mark.parametrize("temperature", [0, 0.8], ids=["greedy", "sampled"])
 def test_the_trained_hybrid_says_the_same_with_and_without_drafts(temperature):
     prompts = ["The code of Belora is 4071. The ship of Moki is grifen. " * 5, "The code of Belora is 4071."]

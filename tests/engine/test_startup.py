@@ -37,6 +37,10 @@ def test_settings_go_to_the_part_they_belong_to():
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"block_size": 0}, "block_size is 0"),
+        ({"seed": "a"}, "seed is 'a', must be an integer"),
+        ({"tokenizer": 5}, "tokenizer is 5, must be a path"),
+        ({"disk_cache": 5}, "disk_cache is 5, must be a path"),
+        ({"disk_cache": ""}, "disk_cache is '', must be a path"),
         ({"scheduling_policy": "fair"}, "policy is 'fair', must be one of fcfs, priority"),
         ({"block_sizes": 32}, "block_sizes is 32, must map kinds to tokens"),
         (
@@ -49,6 +53,11 @@ def test_settings_go_to_the_part_they_belong_to():
 def test_a_wrong_setting_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         make_config("m", **settings)
+
+
+def test_a_disk_cache_may_lie_in_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ruth")
+    assert make_config("m", disk_cache="~/cache").cache.disk_folder == "/home/ruth/cache"
 
 
 def test_a_config_is_read_from_its_folder_or_by_its_name(tiny_gemma3):

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, JambaForCausalLM
 
 from hybrid_engine import tiny_hybrid
+from hybrid_engine.config import SpeculativeConfig
 from hybrid_engine.engine import Engine
 from hybrid_engine.groups.spec import ENDLESS
 from hybrid_engine.llm import LLM
@@ -57,6 +58,13 @@ def needles(depth: float, count: int, num_tokens: int) -> list[Sample]:
 
 def test_it_is_the_model_where_none_is_named(llm: LLM) -> None:
     assert llm.model_info == LLM.plan(tiny_hybrid.NAME).info == LLM.plan(FOLDER).info
+
+
+def test_it_is_found_by_its_name_as_a_draft_model_too(llm):
+    drafting = make_llm(speculative=SpeculativeConfig("draft_model", model=tiny_hybrid.NAME))
+    (drafted,), (plain,) = drafting.generate("The king", ANSWER), llm.generate("The king", ANSWER)
+    assert drafted.metrics.num_accepted_tokens > 0
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
     assert llm.engine_plan.dtype == torch.float32
     assert {layer.kind for layer in llm.model_info.layers} == {"mamba", "full_attention"}
 

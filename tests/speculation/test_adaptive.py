@@ -93,6 +93,14 @@ def test_a_new_request_tries_even_after_others_failed(drafter, make_request):
     assert num_drafts(drafter, make_request([1], "new")) > 0
 
 
+def test_a_new_request_begins_with_longer_drafts_where_those_of_others_were_accepted(drafter, make_request):
+    first = num_drafts(drafter, make_request([1], "first"))
+    old = make_request([1], "old")
+    for _ in range(40):
+        drafter.observe(old, 4, 4)
+    assert num_drafts(drafter, make_request([1], "new")) > first
+
+
 def test_the_other_drafter_learns_what_became_of_its_drafts(drafter, echo, make_request):
     drafter.observe(make_request([1]), 4, 2)
     assert echo.observed == [("a", 4, 2)]
