@@ -43,6 +43,7 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt a
 Memory = Annotated[str | None, typer.Option(help="Cache memory, like 2GiB; by default a quarter of what is free.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a cache block.")]
 PrefixCaching = Annotated[bool, typer.Option(help="Find prompts that begin like earlier ones in the cache.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or the like of cuda:1.")]
 HostCache = Annotated[str | None, typer.Option(help="Host memory, like 4GiB, for prefixes that the caches give up.")]
 DiskCache = Annotated[Path | None, typer.Option(help="A folder in which cached prefixes outlive this process.")]
 DiskCacheSize = Annotated[str | None, typer.Option(help="Most bytes of one model in it, like 100GiB; 16GiB.")]
@@ -82,6 +83,7 @@ def generate(
     memory: Memory = None,
     block_size: BlockSize = 16,
     prefix_caching: PrefixCaching = True,
+    device: Device = "cpu",
     host_cache: HostCache = None,
     disk_cache: DiskCache = None,
     disk_cache_size: DiskCacheSize = None,
@@ -111,6 +113,7 @@ def generate(
         cache_memory_bytes=memory,
         block_size=block_size,
         enable_prefix_caching=prefix_caching,
+        device=device,
         **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
@@ -138,6 +141,7 @@ def chat(
     dtype: Dtype = "auto",
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
+    device: Device = "cpu",
     host_cache: HostCache = None,
     disk_cache: DiskCache = None,
     disk_cache_size: DiskCacheSize = None,
@@ -164,6 +168,7 @@ def chat(
         dtype=dtype,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
+        device=device,
         **_tiers(host_cache, disk_cache, disk_cache_size),
         num_threads=threads,
         tokenizer=tokenizer,
@@ -181,6 +186,7 @@ def plan(
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     block_size: BlockSize = 16,
+    device: Device = "cpu",
 ) -> None:
     """Show a model's layers and what its cache memory holds; no weights are read."""
     from hybrid_engine import report
@@ -192,6 +198,7 @@ def plan(
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         block_size=block_size,
+        device=device,
     )
     console = Console()
     console.print(report.summary(found), highlight=False)

@@ -27,6 +27,7 @@ from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, ConfigError
 from hybrid_engine.groups.spec import group_layers, with_block_sizes
+from hybrid_engine.kernels.dispatch import has_triton
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.models.registry import describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
@@ -48,6 +49,8 @@ DEFAULT_MEMORY_SHARE = 4
 """The caches take this part (a quarter) of the free memory when no size is given …"""
 MAX_DEFAULT_MEMORY_BYTES = 4 * 2**30
 """… but not more than this."""
+GPU_MEMORY_SHARE = 0.8
+"""What the caches take of a GPU's memory that the weights leave; the rest is for what a step needs."""
 DRAFT_MEMORY_SHARE = 4
 """A draft model's caches take this part (a quarter) of the other's when no size is given."""
 VERIFICATION_COST = 0.08
@@ -64,7 +67,7 @@ class EngineSettings(TypedDict, total=False):
     max_model_len: int | None
     """Most tokens of a prompt and its answer; None: as far as the model and the memory reach."""
     cache_memory_bytes: int | str | None
-    """Bytes, or a text like '2GiB'; None: a quarter of the free memory, at most 4 GiB."""
+    """Bytes, or a text like '2GiB'; None: a quarter of the free memory, at most 4 GiB; on a GPU most of it."""
     block_size: int
     """Tokens in a cache block (16)."""
     block_sizes: Mapping[str, int]
@@ -88,6 +91,8 @@ class EngineSettings(TypedDict, total=False):
     """How tokens are guessed ahead; None: they are not."""
     scheduling_policy: str
     """'fcfs' (default): in the order of arrival. 'priority': prompts with a lower 'priority' first."""
+    device: str
+    """'cpu' (default), 'cuda' or 'cuda:1': where the model and its caches lie."""
     num_threads: int | None
     """Threads of the kernels, for the whole process; None: as torch has it."""
     seed: int
@@ -103,6 +108,7 @@ class EngineConfig:
     tokenizer: str | Path | None = None
     dtype: str = "auto"
     max_model_len: int | None = None
+    device: str = "cpu"
     num_threads: int | None = None
     seed: int = 0
     speculative: SpeculativeConfig | None = None
@@ -112,6 +118,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", *DTYPES):
             raise ConfigError(f"dtype is {self.dtype!r}, must be 'auto', {' or '.join(map(repr, DTYPES))}")
+        if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device is {self.device!r}, must be 'cpu', 'cuda' or the like of 'cuda:1'")
         require_integers(self, "seed", optional=("max_model_len", "num_threads"))
         require_path("tokenizer", self.tokenizer)
         for name in ("max_model_len", "num_threads"):
@@ -200,7 +208,8 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
     specs = info.cache_specs(block_size=config.cache.block_size, element_bytes=dtype.itemsize)
     memory = plan_memory(
         group_layers(with_block_sizes(specs, config.cache.block_sizes)),
-        config.cache.memory_bytes or default_memory_bytes(),
+        config.cache.memory_bytes
+        or default_memory_bytes(config.device, weight_bytes=info.num_parameters * dtype.itemsize),
         max_model_len=wanted_len,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_scheduled_tokens=config.scheduler.max_num_scheduled_tokens,
@@ -225,10 +234,11 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     """Load a model and make an engine that runs it."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    check_device(config.device)
     checkpoint = open_checkpoint(config.model)
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
-    model = load_model(checkpoint, dtype=plan.dtype, device="cpu")
+    model = load_model(checkpoint, dtype=plan.dtype, device=config.device)
     eos_token_ids = plan.info.eos_token_ids
     grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)
@@ -238,6 +248,7 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
         model,
         plan.memory.groups,
         plan.memory.num_blocks,
+        device=config.device,
         grammars=grammars,
         store=connector.store if connector else None,
     )
@@ -281,11 +292,11 @@ def _make_drafter(
         draft_plan = plan_engine(checkpoint.config, draft_config)
     except CapacityError as error:
         raise CapacityError(f"draft model {speculative.model}: {error} (draft_cache_memory_bytes)") from error
-    model = load_model(checkpoint, dtype=draft_plan.dtype, device="cpu")
+    model = load_model(checkpoint, dtype=draft_plan.dtype, device=config.device)
     coordinator = Coordinator(draft_plan.memory.groups, draft_plan.memory.num_blocks, config=draft_config.cache)
     drafter = DraftModelDrafter(
         Scheduler(draft_config.scheduler, coordinator),
-        ModelRunner(model, draft_plan.memory.groups, draft_plan.memory.num_blocks),
+        ModelRunner(model, draft_plan.memory.groups, draft_plan.memory.num_blocks, device=config.device),
         max_model_len=draft_plan.max_model_len,
     )
     # A draft reads all weights of the draft model, a step without drafts all weights of the other.
@@ -327,8 +338,31 @@ def read_model_config(model: str | Path) -> dict[str, Any]:
     return read_json(file)
 
 
-def default_memory_bytes() -> int:
-    """Return what the caches take when no size is given: a quarter of the free memory, at most 4 GiB."""
+def check_device(device: str) -> None:
+    """Raise ConfigError when the device isn't there or nothing here can compute on it."""
+    if device == "cpu":
+        return
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device is {device!r}, torch {torch.__version__} sees {torch.cuda.device_count()} NVIDIA GPUs: install a "
+            f"build of torch for CUDA, or use device 'cpu'"
+        )
+    if not has_triton():
+        raise ConfigError(f"device is {device!r}, which needs Triton: install triton, or use device 'cpu'")
+
+
+def default_memory_bytes(device: str = "cpu", *, weight_bytes: int = 0) -> int:
+    """Return what the caches take when no size is given.
+
+    A quarter of the free memory, at most 4 GiB; on a GPU, four fifths of what the weights leave.
+    """
+    if device != "cpu":
+        check_device(device)
+        free = torch.cuda.mem_get_info(device)[0] - weight_bytes
+        if free <= 0:
+            raise CapacityError(f"the weights take {weight_bytes:,} bytes, {device} has {free + weight_bytes:,} free")
+        return int(free * GPU_MEMORY_SHARE)
     return min(_free_memory_bytes() // DEFAULT_MEMORY_SHARE, MAX_DEFAULT_MEMORY_BYTES)
 
 

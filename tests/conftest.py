@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,43 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+
+if not torch.cuda.is_available():
+    # Before Triton is loaded: without a GPU its kernels run in its interpreter.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where a model runs: tests that ask for it run on each kind of device."""
+    return request.param
+
+
+@pytest.fixture
+def on_gpu() -> Iterator[None]:
+    """Make tensors on the GPU wherever no device is named."""
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give tensors on the CPU to what runs on a GPU, in Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton isn't installed: there is none for this system")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("a GPU is here, for which Triton compiles: the cuda path tests it")
+    from triton_interpreter import mend
+
+    from hybrid_engine.kernels import dispatch
+
+    mend()
+    monkeypatch.setitem(dispatch._FILES, "cpu", "gpu")
+    dispatch.implementation.cache_clear()
+    yield
+    dispatch.implementation.cache_clear()
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +68,7 @@ def real_weights() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
-        return
-    import torch
-
     if not torch.cuda.is_available():
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: torch.cuda.is_available() is False"))
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: torch.cuda.is_available() is False"))

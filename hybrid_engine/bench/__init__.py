@@ -1,1 +1,1 @@
-"""Benchmarks that anybody can repeat: `hybrid-engine bench scheduler|kernels|engine|all|replay`."""
+"""Benchmarks that anybody can repeat: `hybrid-engine bench scheduler|kernels|engine|gpu|all|replay`."""

@@ -104,9 +104,24 @@ def three_kinds(
     _show(bench.run(num_rounds=rounds, num_threads=threads), json, markdown)
 
 
+@app.command()
+def gpu(
+    models: Annotated[bool, typer.Option(help="Also decode with large random models.")] = True,
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """The whole GPU suite: ops beside references, floors and peers, and decoding of large random models."""
+    from hybrid_engine.startup import check_device
+
+    check_device("cuda")
+    from hybrid_engine.bench import gpu as bench
+
+    _show(bench.run(with_models=models), json, markdown)
+
+
 @app.command(name="all")
 def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
-    """All of the above, one after the other."""
+    """All of the above but the GPU's, one after the other."""
     from hybrid_engine.bench import engine, kernels, scheduler, three_kinds
 
     runs = (

@@ -15,15 +15,33 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.groups.spec import Group, MambaSpec
-from hybrid_engine.kernels.attention import AttentionMeta
-from hybrid_engine.kernels.ssm import StateMeta
+from hybrid_engine.kernels.attention import AttentionMeta, Extent
+from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
 from hybrid_engine.runner.sampler import RequestSampling
+from hybrid_engine.runner.staging import Staging
 from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, RequestId, StartedRequest, StepPlan
 
 Row = NewType("Row", int)
 """Where a known request stands in the arrays. Neither its place in a plan nor anything of its blocks."""
 
+_NO_SLOT = -1
+"""Where tokens go that only fill up a decode step."""
+_MIN_DECODE_KEYS = 512
 _FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 8, 256, 16
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """What a decode step is filled up to: requests, and keys of the longest one."""
+
+    num_requests: int
+    num_keys: int
+
+    @classmethod
+    def covering(cls, num_requests: int, num_keys: int) -> DecodeShape:
+        """The next one of few: powers of two, above 8 requests multiples of 8."""
+        rounded = 1 << (num_requests - 1).bit_length() if num_requests <= 8 else -(-num_requests // 8) * 8
+        return cls(rounded, max(_MIN_DECODE_KEYS, 1 << (num_keys - 1).bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +124,8 @@ class BatchState:
     ) -> None:
         """num_blocks: usable blocks of each group; the null block comes on top."""
         self.vocab_size = vocab_size
-        self.device = device
+        self.device = torch.device(device)
+        self._staging = Staging(device)
         self.tables = tuple(BlockTables(group, count) for group, count in zip(groups, num_blocks, strict=True))
         self._row_of: dict[RequestId, Row] = {}
         self._samplings: list[RequestSampling | None] = [None] * _FIRST_ROWS
@@ -189,8 +208,14 @@ class BatchState:
 
     # A step's tensors
 
-    def pack(self, plan: StepPlan) -> PackedBatch:
-        """Gather what a step computes; plan.request_ids must not be empty."""
+    def pack(self, plan: StepPlan, *, staging: Staging | None = None, shape: DecodeShape | None = None) -> PackedBatch:
+        """Gather what a step computes; plan.request_ids must not be empty.
+
+        staging: how the arrays get to the device; None: this object's own. shape: fill a step up to it in which each
+        request has one token, with requests that touch nothing; on a GPU alone.
+        """
+        staging = staging or self._staging
+        staging.begin()
         rows = np.array([self._find_row(request_id) for request_id in plan.request_ids])
         num_queries = np.array(plan.num_scheduled_tokens)
         num_keys = np.array(plan.num_computed_tokens) + num_queries
@@ -202,15 +227,22 @@ class BatchState:
         requests_T = np.repeat(np.arange(len(rows)), num_queries)
         positions_T = np.arange(starts[-1]) + (num_keys - starts[1:])[requests_T]
         token_ids_T = self._token_ids[rows[requests_T], positions_T].astype(np.int64)
-        query_starts, num_keys_R = self._tensor(starts.astype(np.int32)), self._tensor(num_keys.astype(np.int32))
-        return PackedBatch(
-            token_ids_T=self._tensor(token_ids_T),
-            positions_T=self._tensor(positions_T),
+        num_padding = 0 if shape is None else shape.num_requests - len(rows)
+        all_starts = np.concatenate([starts, starts[-1] + 1 + np.arange(num_padding)]).astype(np.int32)
+        query_starts = staging.put(all_starts)
+        num_keys_R = staging.put(_filled_up(num_keys.astype(np.int32), num_padding, 0))
+        extent = Extent.of(num_queries, num_keys) if shape is None else Extent(1, shape.num_keys)
+        packed = PackedBatch(
+            token_ids_T=staging.put(_filled_up(token_ids_T, num_padding, 0)),
+            positions_T=staging.put(_filled_up(positions_T, num_padding, 0)),
             metas=tuple(
-                self._state_meta(tables, plan, rows, num_drafts)
+                self._state_meta(tables, plan, rows, num_drafts, num_padding, staging)
                 if isinstance(tables.group.spec, MambaSpec)
                 else AttentionMeta(
-                    query_starts, num_keys_R, *self._locate(tables, rows, num_keys, requests_T, positions_T)
+                    query_starts,
+                    num_keys_R,
+                    *self._locate(tables, rows, num_keys, requests_T, positions_T, shape, staging),
+                    known_extent=extent,
                 )
                 for tables in self.tables
             ),
@@ -218,6 +250,8 @@ class BatchState:
             starts=starts,
             num_drafts=num_drafts,
         )
+        staging.send()
+        return packed
 
     def _put_drafts(self, plan: StepPlan, rows: np.ndarray) -> np.ndarray:
         """Write each request's drafts behind its known tokens, to which they do not belong yet; return their counts."""
@@ -242,6 +276,8 @@ class BatchState:
         num_keys: np.ndarray,
         requests_T: np.ndarray,
         positions_T: np.ndarray,
+        shape: DecodeShape | None,
+        staging: Staging,
     ) -> tuple[Tensor, Tensor]:
         """Return one group's block_tables_RB, and slots_T, where the new tokens go."""
         block_size = tables.group.block_size
@@ -251,9 +287,22 @@ class BatchState:
             f"group {tables.group.group_id}: the null block stands where positions "
             f"{positions_T[blocks_T == NULL_BLOCK_ID]} are to be written"
         )
-        return self._tensor(block_tables_RB), self._tensor(blocks_T * block_size + positions_T % block_size)
+        slots_T = blocks_T * block_size + positions_T % block_size
+        if shape is not None:
+            wide = np.full((shape.num_requests, -(-shape.num_keys // block_size)), NULL_BLOCK_ID, np.int32)
+            wide[: len(rows), : block_tables_RB.shape[1]] = block_tables_RB
+            block_tables_RB, slots_T = wide, _filled_up(slots_T, shape.num_requests - len(rows), _NO_SLOT)
+        return staging.put(block_tables_RB), staging.put(slots_T)
 
-    def _state_meta(self, tables: BlockTables, plan: StepPlan, rows: np.ndarray, num_drafts: np.ndarray) -> StateMeta:
+    def _state_meta(
+        self,
+        tables: BlockTables,
+        plan: StepPlan,
+        rows: np.ndarray,
+        num_drafts: np.ndarray,
+        num_padding: int,
+        staging: Staging,
+    ) -> StateMeta:
         """Return where one group's states lie, and which are to be kept on the way: those asked for, and one a draft.
 
         The state before a draft goes to the draft's slot, since that is where a request goes on if it is rejected.
@@ -280,7 +329,9 @@ class BatchState:
             slots=slots[:, 0].tolist(),
             has_history=[num_tokens > 0 for num_tokens in plan.num_computed_tokens],
             captures=captures,
-            device=self.device,
+            put=staging.put,
+            piece_size=None if staging.is_on_host else PIECE_TOKENS,
+            num_padding=num_padding,
         )
 
     def _check(
@@ -300,9 +351,6 @@ class BatchState:
             f"sampled: {plan.is_sampled}"
         )
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
-
     # What a step found
 
     def append_tokens(self, rows: np.ndarray, token_ids: Sequence[Sequence[int]]) -> None:
@@ -314,6 +362,10 @@ class BatchState:
         self._token_ids = _grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
         self._token_ids[rows_X, positions_X] = np.concatenate(token_ids)
         self._num_tokens[rows] += counts
+
+
+def _filled_up(array: np.ndarray, num_padding: int, value: int) -> np.ndarray:
+    return np.concatenate([array, np.full(num_padding, value, array.dtype)]) if num_padding else array
 
 
 def _grown(array: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:

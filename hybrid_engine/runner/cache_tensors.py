@@ -45,11 +45,14 @@ class CacheTensors:
 
     def copy_blocks(self, copies: Iterable[BlockCopy]) -> None:
         """Copy the first slots of blocks, or whole states, in every layer of their group, in the order given."""
+        by_group: dict[int, list[BlockCopy]] = {}
         for copy in copies:
             self._check_block(copy.group_id, copy.source_id)
             self._check_block(copy.group_id, copy.target_id)
-            for layer_index in self.groups[copy.group_id].layer_indices:
-                _copy(self.layers[layer_index], copy)
+            by_group.setdefault(copy.group_id, []).append(copy)
+        for group_id, its_copies in by_group.items():
+            for layer_index in self.groups[group_id].layer_indices:
+                _copy(self.layers[layer_index], its_copies)
 
     def copy_states(self, group_id: int, source_ids: Sequence[int], target_ids: Sequence[int]) -> None:
         """Copy whole states of a state group in every layer, all at once: no target may be a source."""
@@ -88,12 +91,14 @@ def _make_states(spec: LayerSpec, num_blocks: int, dtype: torch.dtype, device: t
     )
 
 
-def _copy(cache: LayerCache | StateCache, copy: BlockCopy) -> None:
+def _copy(cache: LayerCache | StateCache, copies: Sequence[BlockCopy]) -> None:
     if isinstance(cache, LayerCache):
-        copy_blocks(cache.k_BKPD, cache.v_BKPD, copies=[(copy.source_id, copy.target_id, copy.num_slots)])
+        wanted = [(copy.source_id, copy.target_id, copy.num_slots) for copy in copies]
+        copy_blocks(cache.k_BKPD, cache.v_BKPD, copies=wanted)
         return
-    cache.conv_SIW[copy.target_id] = cache.conv_SIW[copy.source_id]
-    cache.ssm_S[copy.target_id] = cache.ssm_S[copy.source_id]
+    for copy in copies:
+        cache.conv_SIW[copy.target_id] = cache.conv_SIW[copy.source_id]
+        cache.ssm_S[copy.target_id] = cache.ssm_S[copy.source_id]
 
 
 def _allocate(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from hybrid_engine.kernels import native
 from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
-from hybrid_engine.runner.sampler import RequestSampling, Sampler
+from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
+from hybrid_engine.runner.sampler import RequestSampling, Sampler, greedy_tokens
 from hybrid_engine.runner.transfers import ByteStore, Transfers
 from hybrid_engine.runner.verification import choose_tokens
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
@@ -46,8 +48,10 @@ class ModelRunner:
         grammars: of the model's tokenizer; None: no request asks for structured outputs.
         Raises CapacityError when the cache memory can't be had.
         """
-        # All at once and before the first request, who would else wait for a compiler.
-        native.prepare()
+        device = torch.device(device)
+        if device.type == "cpu":
+            # All at once and before the first request, who would else wait for a compiler.
+            native.prepare()
         self.model = model
         self.cache = CacheTensors(groups, num_blocks, dtype=model.dtype, device=device)
         self._transfers = Transfers(self.cache, store) if store is not None else None
@@ -61,6 +65,9 @@ class ModelRunner:
             grammars=grammars,
         )
         self._batch = BatchState(groups, num_blocks, vocab_size=model.info.vocab_size, device=device)
+        self._graphs: DecodeGraphs | None = None
+        if device.type == "cuda" and can_be_recorded(model):
+            self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
         self.num_steps_total = 0
         """Steps that computed anything."""
         self.num_computed_tokens_total = 0
@@ -69,8 +76,13 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists and sample where it says so."""
         start = time.perf_counter()
-        result = self._execute(plan)
+        with self._on_device():
+            result = self._execute(plan)
         return replace(result, seconds=time.perf_counter() - start)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Make the device the one that kernels are launched on: Triton takes the current one."""
+        return torch.cuda.device(self._batch.device) if self._batch.device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
@@ -82,8 +94,21 @@ class ModelRunner:
         result = StepResult(plan.step_id, {})
         if not plan.request_ids:
             return result
+        self.num_steps_total += 1
+        self.num_computed_tokens_total += sum(plan.num_scheduled_tokens)
+        if self._graphs is not None and self._graphs.covers(plan):
+            decoded = self._graphs.run(plan)
+            self._sample(plan, decoded.packed, decoded.logits_RV, decoded.token_ids_R, result)
+            return result
         packed = self._batch.pack(plan)
-        hidden_TE = self.model(
+        hidden_TE = self._forward(packed)
+        self._find_prompt_logprobs(plan, packed, hidden_TE, result)
+        if any(plan.is_sampled):
+            self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
+        return result
+
+    def _forward(self, packed: PackedBatch) -> Tensor:
+        return self.model(
             ForwardBatch(
                 token_ids_T=packed.token_ids_T,
                 positions_T=packed.positions_T,
@@ -91,11 +116,6 @@ class ModelRunner:
                 caches=self.cache.layers,
             )
         )
-        self.num_steps_total += 1
-        self.num_computed_tokens_total += len(hidden_TE)
-        self._find_prompt_logprobs(plan, packed, hidden_TE, result)
-        self._sample(plan, packed, hidden_TE, result)
-        return result
 
     def _transfer(self, plan: StepPlan, moved: TransferPlan) -> None:
         assert self._transfers is not None, "a plan moves bytes, and this runner has no store"
@@ -105,24 +125,39 @@ class ModelRunner:
         for load in moved.loads:
             self._transfers.start(load)
 
-    def _sample(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor, result: StepResult) -> None:
-        """Choose what each request goes on with, drafts verified, and put its states back behind the last accepted."""
+    def _wanted_logits(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor) -> Tensor:
+        """Logits behind the last known token of each request that is due one, and behind each of its drafts."""
         sampled = np.flatnonzero(plan.is_sampled)
-        if len(sampled) == 0:
-            return
-        # Logits behind the last known token and behind each draft.
         num_logits = 1 + packed.num_drafts[sampled]
         ends = np.cumsum(num_logits)
         if ends[-1] < len(hidden_TE):
             shifts = packed.starts[sampled + 1] - ends
             wanted_X = torch.from_numpy(np.arange(ends[-1]) + np.repeat(shifts, num_logits))
             hidden_TE = hidden_TE[wanted_X.to(hidden_TE.device)]
-        logits_XV = self.model.logits(hidden_TE).cpu().numpy()
+        return self.model.logits(hidden_TE)
+
+    def _sample(
+        self, plan: StepPlan, packed: PackedBatch, logits_XV: Tensor, greedy_X: Tensor | None, result: StepResult
+    ) -> None:
+        """Choose what each request goes on with, drafts verified, and put its states back behind the last accepted.
+
+        greedy_X: greedy_tokens of the logits, if known.
+        """
+        sampled = np.flatnonzero(plan.is_sampled)
+        num_logits = 1 + packed.num_drafts[sampled]
+        ends = np.cumsum(num_logits)
         rows = packed.rows[sampled]
         requests = [self._batch.sampling(row) for row in rows.tolist()]
-        drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
-        positions = self._batch.num_tokens(rows).tolist()
-        chosen = choose_tokens(self._sampler, logits_XV, requests, positions, drafts)
+        needs_logits = packed.num_drafts.any() or any([request.needs_logits for request in requests])
+        if logits_XV.device.type == "cpu" or needs_logits:
+            host_logits_XV = logits_XV.cpu().numpy()
+            drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
+            positions = self._batch.num_tokens(rows).tolist()
+            chosen = choose_tokens(self._sampler, host_logits_XV, requests, positions, drafts)
+        else:  # few bytes instead of a whole vocabulary for each request
+            token_ids_R = (greedy_tokens(logits_XV) if greedy_X is None else greedy_X).cpu()
+            assert (token_ids_R >= 0).all(), f"highest logits not finite: {token_ids_R} of {plan.request_ids}"
+            chosen = [[token_id] for token_id in token_ids_R.tolist()]
         self._batch.append_tokens(rows, chosen)
         self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))
         for request, token_ids, start in zip(requests, chosen, (ends - num_logits).tolist(), strict=True):
@@ -132,7 +167,9 @@ class ModelRunner:
             if request.sampling.logprobs is not None:
                 result.logprobs[request.request_id] = tuple(
                     self._sampler.logprobs(logits_V, token_id, request.sampling)
-                    for logits_V, token_id in zip(logits_XV[start : start + len(token_ids)], token_ids, strict=True)
+                    for logits_V, token_id in zip(
+                        host_logits_XV[start : start + len(token_ids)], token_ids, strict=True
+                    )
                 )
 
     def _roll_back(self, packed: PackedBatch, sampled: np.ndarray, num_accepted: np.ndarray) -> None:

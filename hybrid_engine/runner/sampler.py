@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hybrid_engine.runner.draws import pick, uniform
 from hybrid_engine.runner.filters import exp_weights, lowest_kept
@@ -65,6 +67,18 @@ class RequestSampling:
             self.grammar.advance(token_id)
             if self.grammar.failure:
                 logger.warning("request %s ends with 'error': %s", self.request_id, self.grammar.failure)
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether more than the place of the highest logit is asked for."""
+        return not self.is_plain_greedy or self.sampling.logprobs is not None
+
+
+def greedy_tokens(logits_RV: Tensor) -> Tensor:
+    """The place of each row's highest logit, of equal ones the first; below 0 where that isn't finite: int64 [R]."""
+    token_ids_R = logits_RV.argmax(1)  # finds a NaN where there is one
+    peaks_R = logits_RV.gather(1, token_ids_R[:, None])[:, 0]
+    return torch.where(peaks_R.isfinite(), token_ids_R, -1)
 
 
 class Sampler:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
-from hybrid_engine.kernels.activation import cpu, reference
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
+from hybrid_engine.kernels.dispatch import implementation
 
 __all__ = ["act_mul"]
 
@@ -25,5 +25,4 @@ def act_mul(gate_up_TC: Tensor, *, kind: str) -> Tensor:
         raise ShapeError(f"gate_up_TC has {gate_up_TC.shape[1]} columns, must be even: gate's, then up's")
     if kind not in KINDS:
         raise ShapeError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
-    run = cpu.act_mul if gate_up_TC.device.type == "cpu" else reference.act_mul
-    return run(gate_up_TC, kind=kind)
+    return implementation(__name__, gate_up_TC.device.type).act_mul(gate_up_TC, kind=kind)

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
-from hybrid_engine.kernels.attention import cpu, reference
-from hybrid_engine.kernels.attention.meta import AttentionMeta
+from hybrid_engine.kernels.attention.meta import AttentionMeta, Extent
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from hybrid_engine.kernels.dispatch import implementation
 
-__all__ = ["AttentionMeta", "attention", "copy_blocks", "qkv_norm_rope_write", "write_kv"]
+__all__ = ["AttentionMeta", "Extent", "attention", "copy_blocks", "qkv_norm_rope_write", "write_kv"]
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
@@ -31,7 +31,7 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
     check_same("k_TKD", k_TKD, "k_cache_BKPD", k_cache_BKPD)
     check_same("v_TKD", v_TKD, "v_cache_BKPD", v_cache_BKPD)
     check_dtype("slots_T", slots_T, torch.int64)
-    write = cpu.write_kv if k_TKD.device.type == "cpu" else reference.write_kv
+    write = implementation(__name__, k_TKD.device.type).write_kv
     write(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
 
 
@@ -67,7 +67,7 @@ def attention(
             raise ShapeError(f"{name} is {limit}, must be at least 1 token, or None for no limit")
     if sinks_H is not None:
         check_shape("sinks_H", sinks_H, q_THD.shape[1])
-    attend = cpu.attention if q_THD.device.type == "cpu" else reference.attention
+    attend = implementation(__name__, q_THD.device.type).attention
     return attend(
         q_THD,
         k_cache_BKPD=k_cache_BKPD,
@@ -93,7 +93,7 @@ def copy_blocks(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, *, copies: Sequence[
                 f"copy of {num_slots} slots from block {source} to {target}: "
                 f"must stay within {num_blocks} blocks of {block_size} slots"
             )
-    reference.copy_blocks(k_cache_BKPD, v_cache_BKPD, copies=copies)
+    implementation(__name__, k_cache_BKPD.device.type).copy_blocks(k_cache_BKPD, v_cache_BKPD, copies=copies)
 
 
 def qkv_norm_rope_write(
@@ -134,7 +134,7 @@ def qkv_norm_rope_write(
     for name, weight_D in (("q_norm_D", q_norm_D), ("k_norm_D", k_norm_D)):
         if weight_D is not None:
             check_shape(name, weight_D, head_size)
-    run = cpu.qkv_norm_rope_write if qkv_TC.device.type == "cpu" else reference.qkv_norm_rope_write
+    run = implementation(__name__, qkv_TC.device.type).qkv_norm_rope_write
     return run(
         qkv_TC,
         k_cache_BKPD=k_cache_BKPD,

@@ -17,6 +17,8 @@ _MAX_HEAD_SIZE = 1024
 _ATTENTION = "pppppppp" + "l" * 16 + "ff?"
 _QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 12 + "f?"
 
+copy_blocks = reference.copy_blocks
+
 library = NativeLibrary(
     __package__,
     {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,6 +12,21 @@ from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.checks import check_dtype, check_shape
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How far a step reaches: what a grid of programs is sized by."""
+
+    most_queries: int
+    """Of one request."""
+    most_keys_of_single_queries: int
+    """Of a request with one query; 0 when there is none."""
+
+    @classmethod
+    def of(cls, num_queries: np.ndarray, num_keys: np.ndarray) -> Extent:
+        """Find it out from each request's counts."""
+        return cls(int(num_queries.max(initial=0)), int(num_keys[num_queries == 1].max(initial=0)))
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,8 @@ class AttentionMeta:
     """int32, block index of each request's k-th block. Entries whose keys no query sees may hold anything."""
     slots_T: Tensor
     """int64, where each new token's key and value go: block index * P + offset."""
+    known_extent: Extent | None = None
+    """Whoever builds the meta on the host knows it; asking a GPU for it means waiting for the GPU."""
 
     def __post_init__(self) -> None:
         """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
@@ -42,6 +60,13 @@ class AttentionMeta:
         if not (self.query_starts.is_contiguous() and self.num_keys.is_contiguous()):
             raise ShapeError("query_starts and num_keys must be contiguous")
 
+    @cached_property
+    def extent(self) -> Extent:
+        """How far the step reaches."""
+        if self.known_extent is not None:
+            return self.known_extent
+        return Extent.of(self.query_starts.diff().cpu().numpy(), self.num_keys.cpu().numpy())
+
     @classmethod
     def build(
         cls,
@@ -50,9 +75,9 @@ class AttentionMeta:
         num_keys: Sequence[int],
         block_tables: Sequence[Sequence[int]],
         block_size: int,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
     ) -> AttentionMeta:
-        """Make the tensors from plain lists, one entry a request."""
+        """Make the tensors from plain lists, one entry a request. device: torch's default one when None."""
         starts = np.zeros(len(num_queries) + 1, np.int32)
         np.cumsum(num_queries, out=starts[1:])
         tables_RB = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), np.int32)
@@ -63,9 +88,9 @@ class AttentionMeta:
         shifts = np.asarray(num_keys, np.int64) - starts[1:]
         positions_T = np.arange(starts[-1]) + shifts[rows_T]
         slots_T = tables_RB[rows_T, positions_T // block_size].astype(np.int64) * block_size + positions_T % block_size
-        return cls(
-            query_starts=torch.from_numpy(starts).to(device),
-            num_keys=torch.tensor(list(num_keys), dtype=torch.int32, device=device),
-            block_tables_RB=torch.from_numpy(tables_RB).to(device),
-            slots_T=torch.from_numpy(slots_T).to(device),
+        keys_R = np.asarray(num_keys, np.int32)
+        query_starts, num_keys_R, block_tables_RB, slots = (
+            torch.as_tensor(array, device=device) for array in (starts, keys_R, tables_RB, slots_T)
         )
+        extent = Extent.of(np.asarray(num_queries, np.int32), keys_R)
+        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent)

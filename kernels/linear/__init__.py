@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
-from hybrid_engine.kernels.linear import cpu, reference
+from hybrid_engine.kernels.dispatch import implementation
+from hybrid_engine.kernels.linear import cpu
 
 __all__ = ["PackedLinear", "linear"]
 
@@ -78,6 +79,5 @@ def linear(
     out_dtype = out_dtype or x_TK.dtype
     if packed.is_tiled:
         return cpu.linear_tiled(x_TK, packed.data, packed.num_outputs, bias_N, out_dtype=out_dtype)
-    if x_TK.device.type == "cpu":
-        return cpu.linear_plain(x_TK, packed.data, bias_N, out_dtype=out_dtype)
-    return reference.linear(x_TK, packed.data, bias_N, out_dtype=out_dtype)
+    run = implementation(__name__, x_TK.device.type).linear
+    return run(x_TK, packed.data, bias_N, out_dtype=out_dtype)

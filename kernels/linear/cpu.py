@@ -77,7 +77,7 @@ def linear_tiled(
     return out_TN
 
 
-def linear_plain(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
+def linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
     """torch's own linear."""
     bias_N = bias_N if bias_N is None else bias_N.to(x_TK.dtype)
     return F.linear(x_TK, weight_NK, bias_N).to(out_dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
-from hybrid_engine.kernels.norm import cpu, reference
+from hybrid_engine.kernels.dispatch import implementation
 
 __all__ = ["add_rms_norm", "norm_add_norm", "rms_norm"]
 
@@ -18,7 +18,7 @@ def rms_norm(x_TE: Tensor, weight_E: Tensor, *, eps: float, zero_centered: bool 
     """
     check_dtype("x_TE", x_TE, *FLOATS)
     check_shape("weight_E", weight_E, x_TE.shape[-1])
-    run = cpu.rms_norm if x_TE.device.type == "cpu" else reference.rms_norm
+    run = implementation(__name__, x_TE.device.type).rms_norm
     return run(x_TE, weight_E, eps=eps, zero_centered=zero_centered)
 
 
@@ -30,7 +30,7 @@ def add_rms_norm(
     Raises ShapeError when shapes or dtypes don't fit.
     """
     _check_pair(x_TE, residual_TE, weight_E)
-    run = cpu.add_rms_norm if x_TE.device.type == "cpu" else reference.add_rms_norm
+    run = implementation(__name__, x_TE.device.type).add_rms_norm
     return run(x_TE, residual_TE, weight_E, eps=eps, zero_centered=zero_centered)
 
 
@@ -49,7 +49,7 @@ def norm_add_norm(
     """
     _check_pair(x_TE, residual_TE, post_weight_E)
     check_shape("pre_weight_E", pre_weight_E, x_TE.shape[-1])
-    run = cpu.norm_add_norm if x_TE.device.type == "cpu" else reference.norm_add_norm
+    run = implementation(__name__, x_TE.device.type).norm_add_norm
     return run(
         x_TE,
         residual_TE,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
-from hybrid_engine.kernels.rope import cpu, reference
+from hybrid_engine.kernels.dispatch import implementation
 
 __all__ = ["apply_rope"]
 
@@ -28,5 +28,4 @@ def apply_rope(q_THD: Tensor, k_TKD: Tensor, *, cos_TD: Tensor, sin_TD: Tensor) 
     check_same("sin_TD", sin_TD, "cos_TD", cos_TD)
     if cos_TD.shape[1] > head_size or cos_TD.shape[1] % 2:
         raise ShapeError(f"cos_TD has {cos_TD.shape[1]} columns, must be even and at most the head size {head_size}")
-    run = cpu.apply_rope if q_THD.device.type == "cpu" else reference.apply_rope
-    return run(q_THD, k_TKD, cos_TD=cos_TD, sin_TD=sin_TD)
+    return implementation(__name__, q_THD.device.type).apply_rope(q_THD, k_TKD, cos_TD=cos_TD, sin_TD=sin_TD)

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
-from hybrid_engine.kernels.ssm import cpu, reference
+from hybrid_engine.kernels.dispatch import implementation
 from hybrid_engine.kernels.ssm.meta import StateMeta
 
-__all__ = ["StateMeta", "causal_conv1d", "gated_rms_norm", "mamba1_scan", "mamba2_scan"]
+__all__ = ["PIECE_TOKENS", "StateMeta", "causal_conv1d", "gated_rms_norm", "mamba1_scan", "mamba2_scan"]
+
+PIECE_TOKENS = 64
+"""Tokens that Mamba-2 computes at once unless told otherwise."""
 
 
 def causal_conv1d(
@@ -44,7 +47,7 @@ def causal_conv1d(
     _check_states("conv_SIW", conv_SIW, x_TI, meta, FLOATS)
     if activation not in ("silu", None):
         raise ShapeError(f"activation is {activation!r}, must be 'silu' or None")
-    run = cpu.causal_conv1d if x_TI.device.type == "cpu" else reference.causal_conv1d
+    run = implementation(__name__, x_TI.device.type).causal_conv1d
     return run(x_TI, weight_IW, bias_I, conv_SIW=conv_SIW, meta=meta, activation=activation)
 
 
@@ -84,7 +87,7 @@ def mamba1_scan(
     for name, tensor in (("x_TI", x_TI), ("dt_TI", dt_TI), ("B_TN", B_TN), ("C_TN", C_TN)):
         check_dtype(name, tensor, *FLOATS)
     _check_states("state_SIN", state_SIN, x_TI, meta, (torch.float32,))
-    run = cpu.mamba1_scan if x_TI.device.type == "cpu" else reference.mamba1_scan
+    run = implementation(__name__, x_TI.device.type).mamba1_scan
     return run(
         x_TI,
         dt_TI,
@@ -111,7 +114,7 @@ def mamba2_scan(
     dt_limit: tuple[float, float] = (0.0, math.inf),
     state_SHDN: Tensor,
     meta: StateMeta,
-    chunk: int = 64,
+    chunk: int = PIECE_TOKENS,
 ) -> Tensor:
     """Run Mamba-2's scan (state space duality) over each request and advance the states: [T, H, D], x's dtype.
 
@@ -137,7 +140,7 @@ def mamba2_scan(
         raise ShapeError(f"{num_heads} heads can't share {B_TGN.shape[1]} groups: must be a multiple")
     if chunk < 1:
         raise ShapeError(f"chunk is {chunk}, must be at least 1")
-    run = cpu.mamba2_scan if x_THD.device.type == "cpu" else reference.mamba2_scan
+    run = implementation(__name__, x_THD.device.type).mamba2_scan
     return run(
         x_THD,
         dt_TH,
@@ -175,7 +178,7 @@ def gated_rms_norm(
     size = x_TI.shape[1] if group_size is None else group_size
     if size < 1 or x_TI.shape[1] % size:
         raise ShapeError(f"group_size is {size}, must divide the {x_TI.shape[1]} columns of x_TI")
-    run = cpu.gated_rms_norm if x_TI.device.type == "cpu" else reference.gated_rms_norm
+    run = implementation(__name__, x_TI.device.type).gated_rms_norm
     return run(x_TI, gate_TI, weight_I, eps=eps, group_size=size, norm_before_gate=norm_before_gate)
 
 
@@ -186,8 +189,8 @@ def _check_states(name: str, states_S: Tensor, x_T: Tensor, meta: StateMeta, dty
         raise ShapeError(f"{name} is on {states_S.device}, must be on {x_T.device} with the inputs")
     if len(states_S) and not states_S[0].is_contiguous():
         raise ShapeError(f"{name} must be contiguous within a slot")
-    lowest, highest = meta.slot_range
+    lowest, highest = meta.host.slot_range
     if lowest < 1 or highest >= len(states_S):
         raise ShapeError(f"slots {lowest} .. {highest} of the step must be within [1, {len(states_S)})")
-    if meta.num_tokens != x_T.shape[0]:
-        raise ShapeError(f"meta tells of {meta.num_tokens} tokens, the inputs have {x_T.shape[0]}")
+    if meta.host.num_tokens != x_T.shape[0]:
+        raise ShapeError(f"meta tells of {meta.host.num_tokens} tokens, the inputs have {x_T.shape[0]}")

@@ -105,9 +105,11 @@ class RopeTables(nn.Module):
 
     def forward(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """(cos_TD, sin_TD) in float32 for each rope, both halves filled."""
+        if self.frequencies and self.frequencies[0].device != positions_T.device:
+            self.frequencies = tuple(frequencies.to(positions_T.device) for frequencies in self.frequencies)
         positions_T1 = positions_T.float()[:, None]
         return tuple(
-            _table(positions_T1 * frequencies.to(positions_T.device), rope.magnitude)
+            _table(positions_T1 * frequencies, rope.magnitude)
             for rope, frequencies in zip(self.ropes, self.frequencies, strict=True)
         )
 

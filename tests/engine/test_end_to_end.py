@@ -23,8 +23,8 @@ def oracle(tiny_gemma3):
 
 
 @pytest.fixture
-def llm(tiny_gemma3):
-    return LLM(tiny_gemma3, cache_memory_bytes="2MiB", num_threads=1)
+def llm(tiny_gemma3, device):
+    return LLM(tiny_gemma3, device=device, cache_memory_bytes="2MiB", num_threads=1)
 
 
 def expected(oracle, token_ids):
@@ -64,14 +64,16 @@ def test_greedy_answers_are_those_of_transformers(llm, oracle, ids):
     ],
     ids=lambda settings: " ".join(settings),
 )
-def test_how_steps_are_filled_changes_no_answer(tiny_gemma3, llm, settings):
-    other = LLM(tiny_gemma3, **{"cache_memory_bytes": "2MiB"} | settings)
+def test_how_steps_are_filled_changes_no_answer(tiny_gemma3, llm, settings, device):
+    other = LLM(tiny_gemma3, device=device, **{"cache_memory_bytes": "2MiB"} | settings)
     assert tokens(other.generate(PROMPTS, GREEDY)) == tokens(llm.generate(PROMPTS, GREEDY))
 
 
-def test_a_preemption_changes_no_answer(tiny_gemma3, llm):
+def test_a_preemption_changes_no_answer(tiny_gemma3, llm, device):
     long = SamplingParams(max_tokens=60, temperature=0, ignore_eos=True)
-    short_of_memory = LLM(tiny_gemma3, cache_memory_bytes=120_000, max_model_len=80, max_num_batched_tokens=16)
+    short_of_memory = LLM(
+        tiny_gemma3, device=device, cache_memory_bytes=120_000, max_model_len=80, max_num_batched_tokens=16
+    )
     outputs = short_of_memory.generate(PROMPTS[:3], long)
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
     assert tokens(outputs) == tokens(llm.generate(PROMPTS[:3], long))
@@ -108,8 +110,8 @@ def test_logprobs_are_those_of_transformers(llm, oracle, ids):
 
 @pytest.mark.parametrize("is_cached", [False, True], ids=["cold", "cached"])
 @pytest.mark.parametrize("budget", [7, 2048], ids=["in chunks", "whole"])
-def test_prompt_logprobs_are_those_of_transformers(tiny_gemma3, oracle, ids, is_cached, budget):
-    llm = LLM(tiny_gemma3, cache_memory_bytes="2MiB", max_num_batched_tokens=budget)
+def test_prompt_logprobs_are_those_of_transformers(tiny_gemma3, oracle, ids, is_cached, budget, device):
+    llm = LLM(tiny_gemma3, device=device, cache_memory_bytes="2MiB", max_num_batched_tokens=budget)
     if is_cached:
         llm.generate(PROMPTS[3], GREEDY)
     (output,) = llm.generate(PROMPTS[3], SamplingParams(max_tokens=1, prompt_logprobs=0))
@@ -138,8 +140,8 @@ def test_n_answers_differ_and_the_first_is_the_one_without_siblings(llm):
     assert three[0] == ask(1)[0].token_ids
 
 
-def test_two_models_live_in_one_process(tiny_gemma3, llm):
-    other = LLM(tiny_gemma3, dtype="bfloat16", cache_memory_bytes="1MiB")
+def test_two_models_live_in_one_process(tiny_gemma3, llm, device):
+    other = LLM(tiny_gemma3, device=device, dtype="bfloat16", cache_memory_bytes="1MiB")
     first, second = llm.stream(PROMPTS[3], GREEDY), other.stream(PROMPTS[3], GREEDY)
     interleaved = [[a.outputs[0].token_ids[0], b.outputs[0].token_ids[0]] for a, b in zip(first, second, strict=True)]
     assert [row[0] for row in interleaved] == tokens(llm.generate(PROMPTS[3], GREEDY))[0]
@@ -152,8 +154,8 @@ def test_an_answer_goes_as_far_as_the_model_reaches(llm):
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_a_prompt_longer_than_the_memory_holds_is_refused_with_the_limit(tiny_gemma3):
-    llm = LLM(tiny_gemma3, cache_memory_bytes=100_000)
+def test_a_prompt_longer_than_the_memory_holds_is_refused_with_the_limit(tiny_gemma3, device):
+    llm = LLM(tiny_gemma3, device=device, cache_memory_bytes=100_000)
     with pytest.raises(PromptTooLongError, match=f"max_model_len is {llm.max_model_len}"):
         llm.generate([[5] * (llm.max_model_len + 1)])
 

@@ -2,10 +2,12 @@ import json
 import logging
 
 import pytest
+import torch
 
+from hybrid_engine import startup
 from hybrid_engine.errors import CapacityError, CheckpointError, ConfigError
 from hybrid_engine.llm import LLM
-from hybrid_engine.startup import make_config, parse_bytes, read_model_config
+from hybrid_engine.startup import check_device, make_config, parse_bytes, read_model_config
 
 
 @pytest.mark.parametrize(
@@ -145,3 +147,21 @@ def test_a_length_beyond_the_model_is_refused(tiny_gemma3):
 def test_a_setting_of_the_wrong_kind_is_named(tmp_path, name, value):
     with pytest.raises(ConfigError, match=f"{name} is {value!r}, must be an integer"):
         make_config(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", 0])
+def test_a_device_that_is_none_is_refused(device):
+    with pytest.raises(ConfigError, match="must be 'cpu', 'cuda' or the like of 'cuda:1'"):
+        make_config("model", device=device)
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"device is 'cuda:99', torch .* sees"):
+        check_device("cuda:99")
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(startup, "has_triton", lambda: False)
+    with pytest.raises(ConfigError, match="needs Triton"):
+        check_device("cuda")

@@ -1,4 +1,4 @@
-"""Every op is tested on each of its CPU paths: the C++ and torch alone."""
+"""Every op is tested on each of its paths: C++, torch alone, Triton in its interpreter, Triton on a GPU."""
 
 import pytest
 import torch
@@ -6,12 +6,23 @@ import torch
 from hybrid_engine.kernels.native import NativeLibrary
 from hybrid_engine.kernels.native.builder import find_compiler
 
+PATHS = [
+    "native",
+    "torch",
+    pytest.param("triton", marks=pytest.mark.slow),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
 
-@pytest.fixture(params=["native", "torch"])
-def cpu_path(request, monkeypatch):
+
+@pytest.fixture(params=PATHS)
+def path(request, monkeypatch):
     """Run the test once on each path; its name."""
     if request.param == "torch":
         monkeypatch.setattr(NativeLibrary, "load", lambda library: None)
+    elif request.param == "triton":
+        request.getfixturevalue("interpreted")
+    elif request.param == "cuda":
+        request.getfixturevalue("on_gpu")
     elif find_compiler() is None:
         pytest.skip("no C++ compiler here")
     return request.param

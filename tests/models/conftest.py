@@ -26,6 +26,7 @@ class PagedRun:
 
     def __init__(self, model: Model, *, num_requests: int = 1, max_tokens: int = 64, block_size: int = 4) -> None:
         self.model = model
+        self.device = model.embedding.packed.data.device
         self.block_size = block_size
         num_blocks = -(-max_tokens // block_size)
         self.token_ids: list[list[int]] = [[] for _ in range(num_requests)]
@@ -41,9 +42,13 @@ class PagedRun:
         dtype = self.model.dtype
         if layer.recurrent is not None:
             conv_shape = (num_blocks, layer.recurrent.num_conv_channels, layer.recurrent.conv_width - 1)
-            return StateCache(_nan(conv_shape, dtype), _nan((num_blocks, *layer.recurrent.ssm_shape), torch.float32))
+            ssm_shape = (num_blocks, *layer.recurrent.ssm_shape)
+            return StateCache(self._nan(conv_shape, dtype), self._nan(ssm_shape, torch.float32))
         shape = (num_blocks, layer.num_kv_heads, self.block_size, layer.head_size)
-        return LayerCache(_nan(shape, dtype), _nan(shape, dtype))
+        return LayerCache(self._nan(shape, dtype), self._nan(shape, dtype))
+
+    def _nan(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.full(shape, torch.nan, dtype=dtype, device=self.device)
 
     @torch.inference_mode()
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
@@ -54,12 +59,12 @@ class PagedRun:
         num_queries = [len(new) for new in chunks.values()]
         metas = {kind: self._meta(kind, chunks) for kind in self.tables}
         batch = ForwardBatch(
-            token_ids_T=torch.tensor([token for new in chunks.values() for token in new]),
-            positions_T=torch.tensor([position for span in positions for position in span]),
+            token_ids_T=torch.tensor([token for new in chunks.values() for token in new], device=self.device),
+            positions_T=torch.tensor([position for span in positions for position in span], device=self.device),
             metas=tuple(metas[layer.kind] for layer in self.model.info.layers),
             caches=self.caches,
         )
-        logits_TV = self.model.logits(self.model(batch))
+        logits_TV = self.model.logits(self.model(batch)).cpu()
         return dict(zip(chunks, logits_TV.split(num_queries), strict=True))
 
     def _meta(self, kind: str, chunks: Mapping[int, Sequence[int]]) -> AttentionMeta | StateMeta:
@@ -69,15 +74,18 @@ class PagedRun:
         if kind in RECURRENT:
             has_history = [keys > queries for keys, queries in zip(num_keys, num_queries, strict=True)]
             return StateMeta.build(
-                num_queries=num_queries, slots=[table[0] for table in tables], has_history=has_history
+                num_queries=num_queries,
+                slots=[table[0] for table in tables],
+                has_history=has_history,
+                put=lambda array: torch.from_numpy(array).to(self.device),
             )
         return AttentionMeta.build(
-            num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=self.block_size
+            num_queries=num_queries,
+            num_keys=num_keys,
+            block_tables=tables,
+            block_size=self.block_size,
+            device=self.device,
         )
-
-
-def _nan(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.full(shape, torch.nan, dtype=dtype)
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +94,7 @@ def paged_run() -> type[PagedRun]:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory) -> Callable[..., tuple[torch.nn.Module, Model]]:
+def tiny(tmp_path_factory, device) -> Callable[..., tuple[torch.nn.Module, Model]]:
     """Return a maker of pairs: transformers' tiny random model of a config, and ours loaded from what it saved."""
     made: dict[str, tuple[torch.nn.Module, Model]] = {}
 
@@ -96,7 +104,7 @@ def tiny(tmp_path_factory) -> Callable[..., tuple[torch.nn.Module, Model]]:
             folder = tmp_path_factory.mktemp("tiny")
             save_random(model_class, config, folder)
             theirs = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-            made[key] = theirs, load_model(open_checkpoint(folder), dtype=torch.float32)
+            made[key] = theirs, load_model(open_checkpoint(folder), dtype=torch.float32, device=device)
         return made[key]
 
     return make

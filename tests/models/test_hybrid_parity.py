@@ -239,12 +239,12 @@ def test_tokens_one_by_one_after_a_whole_prompt_give_the_logits_of_one_forward(n
 
 
 @every_model
-def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run):
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
     model_class, config = MODELS[name]()
     exact, _ = tiny(model_class, config)
     save_tiny(model_class, config, tmp_path)
     theirs = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
-    ours = load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16)
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16, device=device)
     tokens = random_tokens(50)
     expected_TV = their_logits(exact, tokens)
     our_error = (paged_run(ours).step({0: tokens})[0] - expected_TV).square().mean().sqrt()
@@ -269,7 +269,7 @@ def test_a_model_without_attention_keeps_states_alone():
     assert specs == dict.fromkeys(range(3), MambaSpec((1536, 3), (1536, 16), conv_element_bytes=2))
 
 
-def test_the_first_mamba_checkpoints_call_the_embedding_otherwise(tmp_path, save_tiny, tiny, paged_run):
+def test_the_first_mamba_checkpoints_call_the_embedding_otherwise(tmp_path, save_tiny, tiny, paged_run, device):
     model_class, config = MODELS["mamba"]()
     save_tiny(model_class, config, tmp_path)
     file = tmp_path / "model.safetensors"
@@ -277,7 +277,7 @@ def test_the_first_mamba_checkpoints_call_the_embedding_otherwise(tmp_path, save
     tensors["backbone.embedding.weight"] = tensors.pop("backbone.embeddings.weight")
     tensors["lm_head.weight"] = tensors["backbone.embedding.weight"].clone()
     save_file(tensors, file, {"format": "pt"})
-    ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32, device=device)
     expected_TV = their_logits(tiny(model_class, config)[0], [5, 6])
     torch.testing.assert_close(paged_run(ours).step({0: [5, 6]})[0], expected_TV, rtol=0, atol=TOLERANCE)
 

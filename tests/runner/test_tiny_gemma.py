@@ -37,15 +37,16 @@ def oracle() -> Gemma3ForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def model(oracle, tmp_path_factory):
+def model(oracle, tmp_path_factory, device):
     folder = tmp_path_factory.mktemp("tiny-gemma3")
     oracle.save_pretrained(folder)
-    return load_model(open_checkpoint(folder), dtype=torch.float32)
+    return load_model(open_checkpoint(folder), dtype=torch.float32, device=device)
 
 
 @pytest.fixture
-def hand(model) -> Hand:
-    return Hand(model, group_layers(model.info.cache_specs(block_size=4, element_bytes=4)), num_blocks=100)
+def hand(model, device) -> Hand:
+    groups = group_layers(model.info.cache_specs(block_size=4, element_bytes=4))
+    return Hand(model, groups, num_blocks=100, device=device)
 
 
 def greedy(oracle, prompt: list[int], num_tokens: int) -> list[int]:

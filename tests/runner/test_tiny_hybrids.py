@@ -45,14 +45,14 @@ HYBRIDS = {
 
 
 @pytest.fixture(scope="module", params=HYBRIDS)
-def pair(request, tmp_path_factory):
+def pair(request, tmp_path_factory, device):
     """Transformers' model, and ours loaded from what it saved."""
     model_class, config = HYBRIDS[request.param]
     torch.manual_seed(0)
     oracle = model_class(config).eval()
     folder = tmp_path_factory.mktemp("tiny-hybrid")
     oracle.save_pretrained(folder)
-    return oracle, load_model(open_checkpoint(folder), dtype=torch.float32)
+    return oracle, load_model(open_checkpoint(folder), dtype=torch.float32, device=device)
 
 
 @pytest.fixture
@@ -61,10 +61,10 @@ def oracle(pair):
 
 
 @pytest.fixture(params=[torch.nan, 1e30], ids=["nan", "1e30"])
-def hand(pair, request) -> Hand:
+def hand(pair, request, device) -> Hand:
     model = pair[1]
     groups = group_layers(model.info.cache_specs(block_size=4, element_bytes=4))
-    return Hand(model, groups, num_blocks=60, poison=request.param)
+    return Hand(model, groups, num_blocks=60, poison=request.param, device=device)
 
 
 def greedy(oracle, prompt: list[int], num_tokens: int) -> list[int]:

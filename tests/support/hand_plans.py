@@ -89,10 +89,16 @@ class Hand:
     """Makes plans by hand. Blocks come in no order; what nobody may read, the null block included, is poisoned."""
 
     def __init__(
-        self, model: Model, groups: Sequence[Group], *, num_blocks: int = 64, poison: float = torch.nan
+        self,
+        model: Model,
+        groups: Sequence[Group],
+        *,
+        num_blocks: int = 64,
+        poison: float = torch.nan,
+        device: str = "cpu",
     ) -> None:
         self.groups = groups
-        self.runner = ModelRunner(model, groups, [num_blocks] * len(groups))
+        self.runner = ModelRunner(model, groups, [num_blocks] * len(groups), device=device)
         self.poison = poison
         self.free = [list(range(1, num_blocks + 1)) for _ in groups]
         for group_id, blocks in enumerate(self.free):

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.activation import act_mul, reference
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # float32: exp to two units in the last place. bfloat16: one rounding.
 TOLERANCE = {torch.float32: {"rtol": 2e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-4}}
@@ -45,6 +46,7 @@ def test_a_slice_of_columns_is_accepted(dtype):
         (torch.zeros(4), "silu", "has shape"),
     ],
 )
+@on_cpu_paths
 def test_inputs_that_do_not_fit_are_refused(x_TC, kind, message):
     with pytest.raises(ShapeError, match=message):
         act_mul(x_TC, kind=kind)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.attention import AttentionMeta, attention, reference
@@ -9,7 +10,7 @@ from hybrid_engine.kernels.attention import AttentionMeta, attention, reference
 P = 16
 MIXED = {"num_queries": [1, 37, 1, 5, 16], "num_keys": [1, 37, 70, 69, 130]}
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 
 @pytest.mark.parametrize("num_keys", [1, P - 1, P, P + 1, 3 * P + 5, 700])
@@ -111,8 +112,8 @@ def test_a_nan_key_that_is_seen_shows(problem):
     assert case.run().isnan().all()
 
 
-def test_neighbours_do_not_change_a_request(problem, dtype, cpu_path):
-    if cpu_path == "torch":
+def test_neighbours_do_not_change_a_request(problem, dtype, path):
+    if path in ("torch", "cuda"):
         pytest.skip("torch's products may depend on the batch")
     case = problem(**MIXED, dtype=dtype, window=40)
     together = case.run()
@@ -162,6 +163,7 @@ def test_a_token_and_its_drafts_come_out_as_each_alone(problem, dtype, cpu_path,
         ({"options": {"sinks_H": torch.zeros(3)}}, "sinks_H has shape"),
     ],
 )
+@on_cpu_paths
 def test_tensors_that_do_not_fit_are_refused(problem, change, message):
     case = problem(**MIXED)
     for name, value in change.items():
@@ -171,6 +173,7 @@ def test_tensors_that_do_not_fit_are_refused(problem, change, message):
 
 
 @pytest.mark.parametrize("entry", [-1, 10**6])
+@on_cpu_paths
 def test_a_visible_table_entry_outside_the_cache_is_an_error(problem, entry):
     case = problem(num_queries=[1], num_keys=[40])
     case.meta.block_tables_RB[0, 1] = entry
@@ -178,6 +181,7 @@ def test_a_visible_table_entry_outside_the_cache_is_an_error(problem, entry):
         case.run()
 
 
+@on_cpu_paths
 def test_more_keys_than_the_table_holds_is_an_error(problem):
     case = problem(num_queries=[1], num_keys=[40])
     case.meta.num_keys[0] = 49
@@ -197,6 +201,7 @@ def test_the_reference_is_sdpa_on_one_plain_prompt(problem):
     torch.testing.assert_close(case.run(reference.attention).transpose(0, 1), expected)
 
 
+@on_cpu_paths
 def test_attention_is_keyword_only_past_the_queries(problem):
     case = problem(**MIXED)
     with pytest.raises(TypeError):

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.attention import copy_blocks, qkv_norm_rope_write, reference, write_kv
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
-SLOTS_T = torch.tensor([35, 7, 0, 16, 79])
+SLOTS = [35, 7, 0, 16, 79]
 # Rotations and norms in float32, rounded once to bfloat16: half a unit in the last of 8 bits each.
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-3}}
 
@@ -21,10 +22,10 @@ def test_keys_and_values_land_in_their_slots_and_nowhere_else(dtype):
     k_cache, v_cache = make_caches(dtype)
     k_TKD, v_TKD = torch.randn(5, 2, 32).to(dtype), torch.randn(5, 2, 32).to(dtype)
     expected = [k_cache.clone(), v_cache.clone()]
-    for token, slot in enumerate(SLOTS_T.tolist()):
+    for token, slot in enumerate(SLOTS):
         expected[0][slot // 16, :, slot % 16] = k_TKD[token]
         expected[1][slot // 16, :, slot % 16] = v_TKD[token]
-    write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache, v_cache_BKPD=v_cache, slots_T=SLOTS_T)
+    write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache, v_cache_BKPD=v_cache, slots_T=torch.tensor(SLOTS))
     assert torch.equal(k_cache, expected[0])
     assert torch.equal(v_cache, expected[1])
 
@@ -32,12 +33,19 @@ def test_keys_and_values_land_in_their_slots_and_nowhere_else(dtype):
 def test_strided_keys_go_into_strided_caches(dtype):
     pages = torch.zeros(5, 2, 3, 16, 32).to(dtype)
     k_THD = torch.randn(5, 32, 9).to(dtype).transpose(1, 2)
-    write_kv(k_THD[:, 1:7:2], k_THD[:, 2:8:2], k_cache_BKPD=pages[:, 0], v_cache_BKPD=pages[:, 1], slots_T=SLOTS_T)
+    write_kv(
+        k_THD[:, 1:7:2],
+        k_THD[:, 2:8:2],
+        k_cache_BKPD=pages[:, 0],
+        v_cache_BKPD=pages[:, 1],
+        slots_T=torch.tensor(SLOTS),
+    )
     assert torch.equal(pages[2, 0, :, 3], k_THD[0, 1:7:2])
     assert torch.equal(pages[4, 1, :, 15], k_THD[4, 2:8:2])
 
 
 @pytest.mark.parametrize("slot", [-1, 80])
+@on_cpu_paths
 def test_a_slot_outside_the_cache_is_an_error_and_nothing_is_written(slot):
     k_cache, v_cache = make_caches(torch.float32)
     before = k_cache.clone()
@@ -47,11 +55,12 @@ def test_a_slot_outside_the_cache_is_an_error_and_nothing_is_written(slot):
     assert torch.equal(k_cache, before)
 
 
+@on_cpu_paths
 def test_other_dtypes_than_the_caches_are_refused():
     k_cache, v_cache = make_caches(torch.bfloat16)
     k_TKD = torch.randn(5, 2, 32)
     with pytest.raises(ShapeError, match="k_TKD is"):
-        write_kv(k_TKD, k_TKD, k_cache_BKPD=k_cache, v_cache_BKPD=v_cache, slots_T=SLOTS_T)
+        write_kv(k_TKD, k_TKD, k_cache_BKPD=k_cache, v_cache_BKPD=v_cache, slots_T=torch.tensor(SLOTS))
 
 
 def test_copies_move_the_first_slots_in_order(dtype):
@@ -65,6 +74,7 @@ def test_copies_move_the_first_slots_in_order(dtype):
 
 
 @pytest.mark.parametrize("copy", [(5, 0, 1), (0, -1, 1), (0, 1, 17)])
+@on_cpu_paths
 def test_copies_that_leave_the_cache_are_refused(copy):
     with pytest.raises(ShapeError, match="must stay within 5 blocks of 16 slots"):
         copy_blocks(*make_caches(torch.float32), copies=[copy])
@@ -80,7 +90,7 @@ def run_fused(function, dtype, *, kv_heads, heads, size, rotary, norm_dtype, zer
         torch.randn(5, (heads + 2 * kv_heads) * size).to(dtype),
         k_cache_BKPD=k_cache,
         v_cache_BKPD=v_cache,
-        slots_T=SLOTS_T,
+        slots_T=torch.tensor(SLOTS),
         cos_TD=angles.cos(),
         sin_TD=angles.sin(),
         **arguments,
@@ -110,7 +120,7 @@ def test_the_fused_projection_accepts_a_strided_projection(dtype):
     other_k, other_v = k_cache.clone(), v_cache.clone()
     wide = torch.randn(5, 400).to(dtype)
     angles = torch.randn(5, 64)[:, ::2]
-    tables = {"slots_T": SLOTS_T, "cos_TD": angles.cos(), "sin_TD": angles.sin()}
+    tables = {"slots_T": torch.tensor(SLOTS), "cos_TD": angles.cos(), "sin_TD": angles.sin()}
     got = qkv_norm_rope_write(wide[:, 100:356], k_cache_BKPD=k_cache, v_cache_BKPD=v_cache, **tables)
     expected = qkv_norm_rope_write(wide[:, 100:356].clone(), k_cache_BKPD=other_k, v_cache_BKPD=other_v, **tables)
     assert torch.equal(got, expected)
@@ -121,6 +131,7 @@ def test_the_fused_projection_accepts_a_strided_projection(dtype):
     ("columns", "rotary", "message"),
     [(7 * 32 + 1, 32, "columns, must be"), (4 * 32, 32, "columns, must be"), (8 * 32, 34, "cos_TD has 34 columns")],
 )
+@on_cpu_paths
 def test_projections_that_do_not_fit_are_refused(columns, rotary, message):
     k_cache, v_cache = make_caches(torch.float32)
     table = torch.zeros(5, rotary)
@@ -129,7 +140,7 @@ def test_projections_that_do_not_fit_are_refused(columns, rotary, message):
             torch.zeros(5, columns),
             k_cache_BKPD=k_cache,
             v_cache_BKPD=v_cache,
-            slots_T=SLOTS_T,
+            slots_T=torch.tensor(SLOTS),
             cos_TD=table,
             sin_TD=table,
         )

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.linear import PackedLinear, linear, reference
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # Sums of up to 2,048 products of unit normals: float32 rounding in another order, or one rounding to bfloat16.
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-3}, torch.bfloat16: {"rtol": 2**-7, "atol": 2e-2}}
@@ -38,11 +39,11 @@ def test_a_bias_of_any_float_dtype_is_added(dtype, num_outputs):
         torch.testing.assert_close(linear(x_TK, PackedLinear.pack(weight_NK), bias_N), expected, **TOLERANCE[dtype])
 
 
-def test_float32_results_of_bfloat16_weights_lose_nothing(cpu_path):
+def test_float32_results_of_bfloat16_weights_lose_nothing(path):
     x_TK, weight_NK = make(3, 100, 64, torch.bfloat16)
     got = linear(x_TK, PackedLinear.pack(weight_NK), out_dtype=torch.float32)
     assert got.dtype == torch.float32
-    tolerance = TOLERANCE[torch.float32 if cpu_path == "native" else torch.bfloat16]
+    tolerance = TOLERANCE[torch.bfloat16 if path == "torch" else torch.float32]
     torch.testing.assert_close(got, x_TK.float() @ weight_NK.float().T, **tolerance)
 
 
@@ -55,6 +56,7 @@ def test_rows_are_the_weights_rows(dtype):
 
 
 @pytest.mark.parametrize("token_id", [-1, 150])
+@on_cpu_paths
 def test_a_row_that_does_not_exist_is_an_error(dtype, token_id):
     packed = PackedLinear.pack(torch.zeros(150, 8, dtype=dtype))
     with pytest.raises(IndexError):
@@ -72,8 +74,8 @@ def test_strided_inputs_and_weights_are_accepted(dtype):
     torch.testing.assert_close(linear(x_TK.T.contiguous().T, packed), expected, **TOLERANCE[dtype])
 
 
-def test_a_token_does_not_depend_on_its_neighbours(cpu_path):
-    if cpu_path == "torch":
+def test_a_token_does_not_depend_on_its_neighbours(path):
+    if path in ("torch", "cuda"):
         pytest.skip("torch's product may depend on the batch")
     x_TK, weight_NK = make(50, 200, 300, torch.bfloat16)
     packed = PackedLinear.pack(weight_NK)
@@ -103,12 +105,14 @@ def test_nan_inputs_spoil_their_own_token_alone():
         (torch.zeros(2, 8), torch.zeros(5), "bias_N has shape"),
     ],
 )
+@on_cpu_paths
 def test_inputs_that_do_not_fit_are_refused(x_TK, bias_N, message):
     with pytest.raises(ShapeError, match=message):
         linear(x_TK, PackedLinear.pack(torch.zeros(4, 8)), bias_N)
 
 
 @pytest.mark.parametrize("weight", [torch.zeros(4), torch.zeros(4, 4).half()])
+@on_cpu_paths
 def test_weights_that_do_not_fit_are_refused(weight):
     with pytest.raises(ShapeError, match="weight_NK"):
         PackedLinear.pack(weight)

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.norm import add_rms_norm, norm_add_norm, reference, rms_norm
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # float32: the mean in another order. bfloat16: computed in float32 and rounded alike, so at most one unit in the last
 # of 8 bits where the float32 results straddle a tie; after a second norm of that, two.
@@ -87,6 +88,7 @@ def test_zeros_stay_zeros(dtype):
         ),
     ],
 )
+@on_cpu_paths
 def test_tensors_that_do_not_fit_are_refused(call, message):
     with pytest.raises(ShapeError, match=message):
         call(torch.zeros(2, 8))

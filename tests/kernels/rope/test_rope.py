@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.rope import apply_rope, reference
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # One rounding of the result.
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-3}}
@@ -50,6 +51,7 @@ def test_heads_may_be_slices_of_a_projection(dtype):
         (((2, 4, 8), (2, 1, 8), (2, 5)), "cos_TD has 5 columns"),
     ],
 )
+@on_cpu_paths
 def test_tensors_that_do_not_fit_are_refused(shapes, message):
     q_THD, k_TKD, table = map(torch.zeros, shapes)
     with pytest.raises(ShapeError, match=message):

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 from torch.nn import functional as F
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.ssm import gated_rms_norm, reference
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # float32: the mean in another order. bfloat16: rounded once to 8 bits; a value on a tie may fall to either side.
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-5}}
@@ -64,6 +65,7 @@ def test_no_rows_give_no_rows(dtype):
         ({"group_size": 0}, "group_size is 0"),
     ],
 )
+@on_cpu_paths
 def test_tensors_that_do_not_fit_are_refused(changes, message):
     options = {"x_TI": torch.zeros(2, 8), "gate_TI": torch.zeros(2, 8), "weight_I": torch.zeros(8)} | changes
     with pytest.raises(ShapeError, match=message):

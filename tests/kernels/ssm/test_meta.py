@@ -24,13 +24,13 @@ def test_captures_come_out_in_the_order_of_the_tokens():
 
 def test_it_tells_tokens_and_the_range_of_slots():
     meta = build(captures=[(0, 2, 9)])
-    assert (meta.num_tokens, meta.slot_range) == (8, (1, 9))
+    assert (meta.host.num_tokens, meta.host.slot_range) == (8, (1, 9))
 
 
 def test_a_step_of_no_requests_has_empty_tensors():
     meta = StateMeta.build(num_queries=[], slots=[], has_history=[])
     assert meta.query_starts.tolist() == [0]
-    assert len(meta.slots_R) == len(meta.capture_slots_C) == meta.num_tokens == 0
+    assert len(meta.slots_R) == len(meta.capture_slots_C) == meta.host.num_tokens == 0
 
 
 @pytest.mark.parametrize(

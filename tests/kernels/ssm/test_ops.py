@@ -4,12 +4,13 @@ import math
 
 import pytest
 import torch
+from kernel_paths import on_cpu_paths
 from torch.nn import functional as F
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.ssm import StateMeta, causal_conv1d, mamba1_scan, mamba2_scan
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 
 def two_requests() -> StateMeta:
@@ -173,6 +174,7 @@ def mamba2(**changes):
         (mamba2, {"chunk": 0}, "chunk is 0"),
     ],
 )
+@on_cpu_paths
 def test_tensors_that_do_not_fit_are_refused(call, changes, message):
     call()
     with pytest.raises(ShapeError, match=message):

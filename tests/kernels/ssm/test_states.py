@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.ssm import StateMeta
 
-pytestmark = pytest.mark.usefixtures("cpu_path")
+pytestmark = pytest.mark.usefixtures("path")
 
 # Shorter than the conv width; one below, on and above the tiles of 8 tokens and the grid of 64.
 LENGTHS = [1, 2, 3, 4, 7, 8, 9, 63, 64, 65, 130]
@@ -101,7 +102,7 @@ def test_keeping_states_changes_no_output(make_op):
 
 @given(data=st.data())
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_split_gives_what_the_whole_gives(make_op, cpu_path, data):
+def test_any_split_gives_what_the_whole_gives(make_op, path, data):
     sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=8), label="sizes")
     op = make_op(sum(sizes))
     whole, split = op.slots(2), op.slots(2)
@@ -112,7 +113,7 @@ def test_any_split_gives_what_the_whole_gives(make_op, cpu_path, data):
         outs.append(op.run(split, meta, tokens=slice(begin, begin + size)))
         begin += size
     # The C++ computes in the order of the tokens, so there even the bits are the same.
-    tolerance = {"rtol": 0, "atol": 0} if cpu_path == "native" else SAME
+    tolerance = {"rtol": 0, "atol": 0} if path == "native" else SAME
     torch.testing.assert_close(torch.cat(outs), wanted, **tolerance)
     torch.testing.assert_close(split[1], whole[1], **tolerance)
 
@@ -126,7 +127,7 @@ def test_a_request_goes_on_from_a_captured_state(make_op):
     torch.testing.assert_close(states[2], states[1], **SAME)
 
 
-def test_neighbours_change_nothing(make_op, cpu_path):
+def test_neighbours_change_nothing(make_op, path):
     op = make_op(24)
     alone, packed = op.slots(4), op.slots(4)
     wanted = op.run(alone, StateMeta.build(num_queries=[9], slots=[1], has_history=[False]), tokens=slice(10, 19))
@@ -164,6 +165,7 @@ def test_inputs_may_be_transposed(make_op):
     ("slots", "captures", "message"),
     [([4], [], r"slots 4 .. 4 of the step must be within \[1, 4\)"), ([1], [(0, 1, 5)], "slots 1 .. 5")],
 )
+@on_cpu_paths
 def test_a_slot_that_does_not_exist_is_refused(make_op, slots, captures, message):
     op = make_op(2)
     meta = StateMeta.build(num_queries=[2], slots=slots, has_history=[True], captures=captures)
@@ -172,19 +174,22 @@ def test_a_slot_that_does_not_exist_is_refused(make_op, slots, captures, message
 
 
 @pytest.mark.parametrize("slot", [0, -1])
+@on_cpu_paths
 def test_the_null_slot_and_those_below_are_refused(make_op, slot):
     op = make_op(2)
     meta = StateMeta.build(num_queries=[2], slots=[1], has_history=[True])
     with pytest.raises(ShapeError, match=f"slots {slot} .. {slot} of the step"):
-        op.run(op.slots(4), replace(meta, slots_R=torch.tensor([slot])))
+        op.run(op.slots(4), replace(meta, slots_R=torch.tensor([slot]), known_host=None))
 
 
+@on_cpu_paths
 def test_a_batch_of_another_length_is_refused(make_op):
     op = make_op(2)
     with pytest.raises(ShapeError, match="meta tells of 3 tokens, the inputs have 2"):
         op.run(op.slots(4), StateMeta.build(num_queries=[3], slots=[1], has_history=[True]))
 
 
+@on_cpu_paths
 def test_states_that_can_not_be_updated_in_place_are_refused(make_op):
     op = make_op(2)
     states = op.slots(4).transpose(1, 2).contiguous().transpose(1, 2)
@@ -192,6 +197,7 @@ def test_states_that_can_not_be_updated_in_place_are_refused(make_op):
         op.run(states, StateMeta.build(num_queries=[2], slots=[1], has_history=[True]))
 
 
+@on_cpu_paths
 def test_states_on_another_device_are_refused(make_op):
     op = make_op(2)
     with pytest.raises(ShapeError, match="is on meta, must be on cpu"):

@@ -1,0 +1,83 @@
+"""The GPU's ops in the shapes of real models: one table for compiling them and for comparing them with references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from hybrid_engine.bench.gpu_work import (
+    Heads,
+    Scan,
+    Work,
+    make_activation,
+    make_attention,
+    make_conv,
+    make_copies,
+    make_gated_norm,
+    make_mamba1,
+    make_mamba2,
+    make_norm,
+    make_qkv,
+    make_rope,
+    make_write,
+)
+
+BOTH = (torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op in one shape."""
+
+    name: str
+    make: Callable[[torch.device, torch.dtype], Work]
+    dtypes: tuple[torch.dtype, ...] = BOTH
+    has_wgmma: bool = False
+    """In bfloat16 for Hopper its matrix products must be Hopper's own."""
+
+
+HEADS = (
+    Heads("gemma3 4b, sliding", 8, 4, 256, window=1024),
+    Heads("granite 4 h", 32, 8, 128),
+    Heads("gemma2, soft-capped", 8, 4, 256, softcap=50.0),
+    Heads("llama 4, chunked", 40, 8, 128, chunk=1024),
+    Heads("gpt-oss, sinks", 64, 8, 64, window=128, has_sinks=True),
+    Heads("heads of 96", 12, 12, 96),
+)
+
+
+SCANS = (Scan("granite 4 h 7b", 128, 64, 128), Scan("odd sizes", 6, 20, 40, groups=2))
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for heads in HEADS:
+        # In float32 one of them: its products of three parts take long to compile.
+        dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
+        yield Case(f"decode, {heads.name}", _bind(make_attention, heads, [1, 1, 1], [1, 300, 4000]), dtypes)
+        mixed = _bind(make_attention, heads, [300, 1, 77, 0, 2], [300, 900, 1400, 9, 1300])
+        yield Case(f"prefill, {heads.name}", mixed, dtypes, has_wgmma=True)
+    for size, rotary in ((256, 256), (96, 48), (64, 0)):
+        yield Case(f"split, norm, turn, write: heads of {size}", _bind(make_qkv, 8, 4, size, rotary))
+    yield Case("write keys and values", make_write)
+    yield Case("copy blocks", make_copies)
+    for width in (640, 4096):
+        yield Case(f"norm of {width}", _bind(make_norm, width))
+    for kind in ("gelu_tanh", "silu"):
+        yield Case(f"{kind} of 2560", _bind(make_activation, 2560, kind))
+    yield Case("rope of 128", _bind(make_rope, 32, 8, 128))
+    for num_queries in ([37, 1, 0, 90], [1, 1, 1]):
+        many = len(num_queries) == 4
+        kind = "prefill" if many else "decode"
+        captures = [(0, 5, 9), (3, 64, 10), (3, 90, 11)] if many else [(1, 1, 9)]
+        yield Case(f"convolution, {kind}", _bind(make_conv, 8448, num_queries, captures))
+        yield Case(f"mamba 1, {kind}", _bind(make_mamba1, 8192, 16, num_queries, captures))
+        for scan, kinds in zip(SCANS, (BOTH, BOTH[:1]), strict=True):
+            yield Case(f"mamba 2, {kind}, {scan.name}", _bind(make_mamba2, scan, num_queries, captures), kinds)
+    yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
+
+
+def _bind(function: Callable[..., Work], *args: object, **options: object) -> Callable[..., Work]:
+    return lambda device, dtype: function(device, dtype, *args, **options)

@@ -1,0 +1,213 @@
+"""Decoding of large models with random weights, made on the GPU: this engine without a tokenizer, and transformers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybrid_engine.bench.scheduler import make_request
+from hybrid_engine.config import CacheConfig, SchedulerConfig
+from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.models.base import Model
+from hybrid_engine.models.registry import build_model
+from hybrid_engine.plan import plan_memory
+from hybrid_engine.runner.model_runner import ModelRunner
+from hybrid_engine.scheduler import Scheduler
+
+PROMPT_TOKENS = 512
+WARM_STEPS, TIMED_STEPS = 4, 48
+WEIGHT_SCALE = 0.02
+NUM_REQUESTS = (1, 16, 64)
+
+GEMMA3_4B = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 2560,
+    "intermediate_size": 10_240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "query_pre_attn_scalar": 256,
+}
+GRANITE4_7B = {
+    "model_type": "granitemoehybrid",
+    "vocab_size": 100_352,
+    "hidden_size": 4096,
+    "intermediate_size": 8192,
+    "shared_intermediate_size": 8192,
+    "num_local_experts": 0,
+    "num_hidden_layers": 32,
+    "layer_types": ["attention" if index % 8 == 5 else "mamba" for index in range(32)],
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "tie_word_embeddings": True,
+}
+MODELS = {"Gemma 3 4B shaped": GEMMA3_4B, "Granite 4 H shaped, 7B, dense": GRANITE4_7B}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step of some number of requests."""
+
+    seconds: float
+    """From one step's start to the next one's, scheduling included."""
+    idle_share: float
+    """What part of that the GPU has nothing to do."""
+    peer_seconds: float | None
+
+
+@dataclass(frozen=True)
+class DecodeSpeed:
+    """What was found of one model."""
+
+    name: str
+    weight_bytes: int
+    steps: dict[int, Step]
+    """By the number of requests."""
+    note: str
+
+
+def decode_speeds(device: torch.device) -> Iterator[DecodeSpeed]:
+    """Time both models, one after the other."""
+    for name, config in MODELS.items():
+        yield decode_speed(name, config, device)
+        torch.cuda.empty_cache()
+
+
+def decode_speed(name: str, config: Mapping[str, Any], device: torch.device) -> DecodeSpeed:
+    """Time one model's decode steps, then those of transformers on a model of the same shape."""
+    ours = {}
+    model = random_model(config, device)
+    weight_bytes = sum(weight.num_elements * model.dtype.itemsize for weight, _ in model.weights())
+    for num_requests in NUM_REQUESTS:
+        ours[num_requests] = time_decoding(model, num_requests, device)
+    del model
+    torch.cuda.empty_cache()
+    theirs, note = _time_transformers(config, device)
+    steps = {n: Step(*ours[n], peer_seconds=theirs.get(n)) for n in NUM_REQUESTS}
+    return DecodeSpeed(name, weight_bytes, steps, f"prompts of {PROMPT_TOKENS}, {TIMED_STEPS} steps; {note}")
+
+
+def random_model(config: Mapping[str, Any], device: torch.device) -> Model:
+    """A model whose weights are drawn on the device."""
+    torch.manual_seed(0)
+    model = build_model(config, dtype=torch.bfloat16, device=device)
+    with torch.inference_mode():
+        for weight, take in model.weights():
+            dtype = torch.float32 if weight.is_float32 else model.dtype
+            take(weight, torch.randn(weight.shape, dtype=dtype, device=device) * WEIGHT_SCALE)
+    model.check_layers()
+    return model.eval()
+
+
+def time_decoding(
+    model: Model, num_requests: int, device: torch.device, *, prompt_tokens: int = PROMPT_TOKENS
+) -> tuple[float, float]:
+    """Return the seconds of a decode step and the share of it in which the GPU waits."""
+    scheduler, runner = make_engine(model, num_requests, device, prompt_tokens)
+
+    def step() -> None:
+        plan = scheduler.schedule()
+        scheduler.update(plan, runner.execute(plan))
+
+    while scheduler.num_waiting or any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.running):
+        step()
+    for _ in range(WARM_STEPS):
+        step()
+    _synchronize(device)
+    start = time.perf_counter()
+    for _ in range(TIMED_STEPS):
+        step()
+    _synchronize(device)
+    seconds = (time.perf_counter() - start) / TIMED_STEPS
+    assert scheduler.num_running == num_requests, f"{scheduler.num_running} of {num_requests} requests run"
+    return seconds, max(0.0, 1 - _busy_seconds(runner, device) / seconds)
+
+
+def make_engine(
+    model: Model, num_requests: int, device: torch.device, prompt_tokens: int
+) -> tuple[Scheduler, ModelRunner]:
+    """A scheduler with these requests waiting, each of other tokens, and a runner."""
+    groups = group_layers(model.info.cache_specs(block_size=16, element_bytes=model.dtype.itemsize))
+    max_len = prompt_tokens + WARM_STEPS + TIMED_STEPS + 64
+    memory = plan_memory(
+        groups,
+        _cache_bytes(device),
+        max_model_len=max_len,
+        max_num_seqs=num_requests,
+        max_num_scheduled_tokens=2048,
+    )
+    coordinator = Coordinator(groups, memory.num_blocks, config=CacheConfig(enable_prefix_caching=False))
+    scheduler = Scheduler(SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048), coordinator)
+    draw = random.Random(0)
+    for index in range(num_requests):
+        prompt = draw.choices(range(model.info.vocab_size), k=prompt_tokens)
+        scheduler.add_request(make_request(str(index), prompt, coordinator))
+    return scheduler, ModelRunner(model, groups, memory.num_blocks, device=device)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 64 << 20
+
+
+def _busy_seconds(runner: ModelRunner, device: torch.device) -> float:
+    """Return how long the GPU works at a step: the last graph alone, played over and over."""
+    graphs = runner._graphs
+    if graphs is None:
+        return 0.0
+    graph = list(graphs._recordings.values())[-1].graph
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(TIMED_STEPS):
+        graph.replay()
+    end.record()
+    _synchronize(device)
+    return start.elapsed_time(end) / 1e3 / TIMED_STEPS
+
+
+def _time_transformers(config: Mapping[str, Any], device: torch.device) -> tuple[dict[int, float], str]:
+    """Return the seconds of a decode step of transformers' generate by the number of requests, and a note."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with device:
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config["model_type"], **values), dtype=torch.bfloat16
+        ).eval()
+    model.generation_config.eos_token_id = None
+    found = {}
+    for num_requests in NUM_REQUESTS:
+        ids_RT = torch.randint(0, config["vocab_size"], (num_requests, PROMPT_TOKENS), device=device)
+        few, many = (_generate_seconds(model, ids_RT, count, device) for count in (1, 1 + TIMED_STEPS))
+        found[num_requests] = (many - few) / TIMED_STEPS
+    return found, "transformers generate with a dynamic cache, its time for one token taken off"
+
+
+def _generate_seconds(model: Any, ids_RT: torch.Tensor, num_tokens: int, device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(2):  # the first one sets things up
+        _synchronize(device)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model.generate(ids_RT, attention_mask=torch.ones_like(ids_RT), max_new_tokens=num_tokens, do_sample=False)
+        _synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

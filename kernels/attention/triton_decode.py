@@ -1,0 +1,157 @@
+"""Attention of requests with one query: the keys are split among programs and the parts merged.
+
+Splits lie at fixed multiples of a fixed size, whatever else is in the batch: a request's result never depends on its
+neighbours. Scores are in units of log2, so that exp2 does.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hybrid_engine.kernels.triton_math import tanh
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def lowest_seen(position, window, chunk):
+    """The first key that the query at a position sees."""
+    return tl.maximum(tl.maximum(position - window + 1, position // chunk * chunk), 0)
+
+
+@triton.jit
+def scores_of(q, k, scale, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of a tile of queries [M, D] and keys [N, D], capped and in units of log2."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if HAS_CAP:
+        scores = softcap * tanh(scores / softcap)
+    return scores * LOG2_E
+
+
+@triton.jit(do_not_specialize=["stride_table"])
+def decode_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    part_ptr,
+    lse_ptr,
+    starts_ptr,
+    num_keys_ptr,
+    tables_ptr,
+    scale,
+    softcap,
+    window,
+    chunk,
+    stride_q_T,
+    stride_q_H,
+    stride_k_B,
+    stride_k_K,
+    stride_k_P,
+    stride_v_B,
+    stride_v_K,
+    stride_v_P,
+    stride_table,
+    GROUP: tl.constexpr,
+    GROUP_PADDED: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One request, one kv head with all its query heads, one split of the keys.
+
+    part: float32 [R, H, splits, D] with lse [R, H, splits]; or, IS_WHOLE, the result [T, H, D] itself.
+    """
+    i_row, i_head, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token = tl.load(starts_ptr + i_row).to(tl.int64)
+    if tl.load(starts_ptr + i_row + 1) - token != 1:
+        return
+    num_keys = tl.load(num_keys_ptr + i_row)
+    lowest = lowest_seen(num_keys - 1, window, chunk)
+    split_start = (lowest // SPLIT + i_split) * SPLIT
+    start, end = tl.maximum(split_start, lowest), tl.minimum(split_start + SPLIT, num_keys)
+    o_head, o_size = i_head * GROUP + tl.arange(0, GROUP_PADDED), tl.arange(0, PADDED)
+    is_head = tl.arange(0, GROUP_PADDED) < GROUP
+    is_query = is_head[:, None] & (o_size < SIZE)[None, :]
+    q = tl.load(q_ptr + token * stride_q_T + o_head[:, None] * stride_q_H + o_size[None, :], mask=is_query, other=0.0)
+    largest = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
+    total = tl.zeros([GROUP_PADDED], tl.float32)
+    out = tl.zeros([GROUP_PADDED, PADDED], tl.float32)
+    for first in range(start // TILE * TILE, end, TILE):
+        position = first + tl.arange(0, TILE)
+        is_seen = (position >= start) & (position < end)
+        is_loaded = is_seen[:, None] & (o_size < SIZE)[None, :]
+        block = tl.load(tables_ptr + i_row.to(tl.int64) * stride_table + position // BLOCK_SIZE, mask=is_seen, other=0)
+        block, offset = block.to(tl.int64), position % BLOCK_SIZE
+        o_k = block * stride_k_B + offset * stride_k_P + i_head * stride_k_K
+        k = tl.load(k_ptr + o_k[:, None] + o_size[None, :], mask=is_loaded, other=0.0)
+        scores = scores_of(q, k, scale, softcap, HAS_CAP, PRECISION)
+        scores = tl.where(is_seen[None, :], scores, -1.0e30)
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        shrink = tl.exp2(largest - new_largest)
+        total = total * shrink + tl.sum(weights, 1)
+        o_v = block * stride_v_B + offset * stride_v_P + i_head * stride_v_K
+        v = tl.load(v_ptr + o_v[:, None] + o_size[None, :], mask=is_loaded, other=0.0)
+        out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        largest = new_largest
+    # A split without keys has no weight; its part is not read.
+    is_empty = start >= end
+    total = tl.where(is_empty, 1.0, total)
+    part = out / total[:, None]
+    num_heads = tl.num_programs(1) * GROUP
+    if IS_WHOLE:
+        o_part = token * num_heads + o_head
+    else:
+        o_part = (i_row.to(tl.int64) * num_heads + o_head) * tl.num_programs(2) + i_split
+        tl.store(lse_ptr + o_part, tl.where(is_empty, float("-inf"), largest + tl.log2(total)), mask=is_head)
+    tl.store(part_ptr + o_part[:, None] * SIZE + o_size[None, :], part.to(part_ptr.dtype.element_ty), mask=is_query)
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def merge_kernel(
+    part_ptr,
+    lse_ptr,
+    sinks_ptr,
+    starts_ptr,
+    out_ptr,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    TILE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    """One request and head: its parts [splits, D] weighed by their shares of the softmax."""
+    i_row, i_head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(starts_ptr + i_row).to(tl.int64)
+    if tl.load(starts_ptr + i_row + 1) - token != 1:
+        return
+    o_size = tl.arange(0, PADDED)
+    o_first = (i_row.to(tl.int64) * NUM_HEADS + i_head) * num_splits
+    largest = -1.0e30
+    total = 0.0
+    if HAS_SINKS:
+        largest = tl.load(sinks_ptr + i_head).to(tl.float32) * LOG2_E
+        total = 1.0
+    out = tl.zeros([PADDED], tl.float32)
+    for first in range(0, num_splits, TILE):
+        o_split = first + tl.arange(0, TILE)
+        lse = tl.load(lse_ptr + o_first + o_split, mask=o_split < num_splits, other=float("-inf"))
+        has_keys = lse != float("-inf")
+        o_part = (o_first + o_split)[:, None] * SIZE + o_size[None, :]
+        parts = tl.load(part_ptr + o_part, mask=has_keys[:, None] & (o_size < SIZE)[None, :], other=0.0)
+        new_largest = tl.maximum(largest, tl.max(lse, 0))
+        shares = tl.exp2(lse - new_largest)
+        shrink = tl.exp2(largest - new_largest)
+        total = total * shrink + tl.sum(shares, 0)
+        out = out * shrink + tl.sum(parts * shares[:, None], 0)
+        largest = new_largest
+    out = out / tl.where(total == 0.0, 1.0, total)
+    o_out = (token * NUM_HEADS + i_head) * SIZE + o_size
+    tl.store(out_ptr + o_out, out.to(out_ptr.dtype.element_ty), mask=o_size < SIZE)
