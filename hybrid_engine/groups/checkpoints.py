@@ -92,7 +92,7 @@ class CheckpointIndex:
             pool.on_checkpoint_lost = self._give_up
             if is_unit:
                 pool.needed = {}
-                pool.make_empty = self._give_up_for
+                pool.arena.give_up_one = self.give_up_one
 
     def __iter__(self) -> Iterator[Checkpoint]:
         for siblings in self._by_parent.values():
@@ -174,13 +174,14 @@ class CheckpointIndex:
         self.on_given_up(checkpoint)
         self.forget(checkpoint)
 
-    def _give_up_for(self, pool: BlockPool, num_blocks: int) -> None:
-        """Give up checkpoints, spare ones and then the least recently used, until a pool has so many empty blocks."""
-        while pool.free.num_empty < num_blocks:
-            order = chain(self._spare, self._by_recency)
-            victim = next((checkpoint for checkpoint in order if checkpoint.num_pins == 0), None)
-            assert victim is not None, f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} empty"
-            if victim in self._spare:
-                self.forget(victim)
-            else:
-                self._give_up(victim)
+    def give_up_one(self) -> bool:
+        """Give up a spare checkpoint, else the least recently used; return False when all are pinned."""
+        order = chain(self._spare, self._by_recency)
+        victim = next((checkpoint for checkpoint in order if checkpoint.num_pins == 0), None)
+        if victim is None:
+            return False
+        if victim in self._spare:
+            self.forget(victim)
+        else:
+            self._give_up(victim)
+        return True
