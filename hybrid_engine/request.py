@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hybrid_engine.explanation import CacheExplanation
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.groups.hashing import BlockHash, BlockHasher
-from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.step_plan import RequestId

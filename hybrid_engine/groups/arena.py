@@ -68,7 +68,9 @@ class Arena:
             elif (donor := self._find_donor(pool)) is not None:
                 pool.add_extent(donor.vacate_extent())
             elif not self.give_up_one():
-                raise AssertionError(f"{len(pool.empty)} of {num_blocks} blocks are empty, and nothing is left to give up")
+                raise AssertionError(
+                    f"{len(pool.empty)} of {num_blocks} blocks are empty, and nothing is left to give up"
+                )
 
     def _find_donor(self, pool: BlockPool) -> BlockPool | None:
         """Return another pool whose empty blocks would fill an extent, the one that has to move least for it."""

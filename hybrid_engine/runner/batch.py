@@ -132,9 +132,7 @@ class BlockTables:
 class BatchState:
     """The requests that the runner knows."""
 
-    def __init__(
-        self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu") -> None:
         """layout: which block ids there are."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
