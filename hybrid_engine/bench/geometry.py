@@ -207,6 +207,18 @@ HARDWARE = {
 """The SXM variants of NVIDIA's cards (80 GB for the first). 'laptop' is no product: a processor with wide vectors."""
 
 
+def find_hardware(name: str, *, flops: float | None = None, bandwidth: float | None = None) -> Hardware:
+    """Return speeds by name, or those given instead. Raises ConfigError for a name that isn't known."""
+    if name not in HARDWARE:
+        raise ConfigError(f"hardware is {name!r}, must be one of {', '.join(HARDWARE)}; or give flops and bandwidth")
+    found = HARDWARE[name]
+    if flops is None and bandwidth is None:
+        return found
+    return Hardware(
+        "as given", found.flops if flops is None else flops, found.bandwidth if bandwidth is None else bandwidth
+    )
+
+
 class RooflineClock:
     """Says how long a step takes at the least: as long as its operations or its bytes need at peak speed.
 
