@@ -81,8 +81,8 @@ class Totals:
     """Most bytes, at any sample, of cached blocks that no prompt could be resumed with."""
     makespan_s: float = 0.0
     """On the run's own clock, from the first submission to the last token."""
-    bookkeeping_s: float = 0.0
-    """Processor seconds that scheduler and coordinator took on this machine."""
+    processor_s: float = 0.0
+    """Processor seconds that the run took on this machine."""
 
     @property
     def hit_rate(self) -> float:
