@@ -26,6 +26,7 @@ from hybrid_engine.bench.workload import WorkItem
 from hybrid_engine.config import EVICTION_POLICIES
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.startup import parse_bytes, read_model_config
 
 CLAIRVOYANT = "clairvoyant"
@@ -58,9 +59,7 @@ class Bench:
     """Whether the clairvoyant bound is found for each memory size: a run more."""
 
     def __post_init__(self) -> None:
-        known = (*EVICTION_POLICIES, CLAIRVOYANT)
-        if unknown := [policy for policy in self.policies if policy not in known]:
-            raise ConfigError(f"policy is {unknown[0]!r}, must be one of {', '.join(known)}")
+        check_policies(self.policies)
         if self.pace not in PACES:
             raise ConfigError(f"pace is {self.pace!r}, must be {' or '.join(PACES)}")
         if self.concurrency < 1:
@@ -104,18 +103,18 @@ def compare(
         checkpoint_interval=bench.checkpoint_interval,
     )
 
-    replayed = _Replayed(
-        bench.items,
-        geometry,
-        needs,
-        make_runner or (lambda coordinator: ModelledRunner(RooflineClock(geometry, bench.hardware))),
-        on_request,
+    def make(chosen: RunSettings, policy: EvictionPolicy | None) -> Coordinator:
+        return make_coordinator(geometry, chosen, needs, policy)
+
+    clock = RooflineClock(geometry, bench.hardware)
+    replays = Replays(
+        bench.items, make, make_runner or (lambda coordinator: ModelledRunner(clock)), on_request=on_request
     )
 
     def run(policy: str, memory_bytes: int, share: float | None) -> PrefixRun:
-        chosen = replace(settings, policy=policy, memory_bytes=memory_bytes, memory_share=share)
+        chosen = replays.settings(settings, policy=policy, memory_bytes=memory_bytes, share=share)
         on_run(chosen)
-        return replayed.clairvoyantly(chosen) if policy == CLAIRVOYANT else replayed.once(chosen)
+        return replays.run(chosen)
 
     report = PrefixReport(
         title=bench.title,
@@ -136,47 +135,52 @@ def compare(
     return report
 
 
-class _Replayed:
-    """A workload that is replayed again and again; what is to come is found out once."""
+class Replays:
+    """A workload that is replayed again and again; what is to come of it is found out once."""
 
     def __init__(
         self,
         items: Sequence[WorkItem],
-        geometry: Geometry,
-        needs: Needs,
+        make: Callable[[RunSettings, EvictionPolicy | None], Coordinator],
         make_runner: MakeRunner,
-        on_request: Callable[[], object],
+        *,
+        on_request: Callable[[], object] = lambda: None,
     ) -> None:
+        """make: the coordinator of a run, with a policy instead of the one that the settings name."""
         self._items = items
-        self._geometry = geometry
-        self._needs = needs
+        self._make = make
         self._make_runner = make_runner
         self._on_request = on_request
         self._future: Future | None = None
 
-    def once(self, settings: RunSettings) -> PrefixRun:
-        """Replay it with the settings' policy."""
-        coordinator = make_coordinator(self._geometry, settings, self._needs)
-        runner = self._make_runner(coordinator)
-        return Run(self._items, settings, coordinator, runner, on_request=self._on_request).run()
+    @staticmethod
+    def settings(common: RunSettings, *, policy: str, memory_bytes: int, share: float | None) -> RunSettings:
+        """Return the settings of one run."""
+        return replace(common, policy=policy, memory_bytes=memory_bytes, memory_share=share)
 
-    def clairvoyantly(self, settings: RunSettings) -> PrefixRun:
-        """Replay it by who knows what is to come."""
-        if self._future is None:
-            self._future = self._find_future(settings)
-        self._future.restart()
-        coordinator = make_coordinator(self._geometry, settings, self._needs, ClairvoyantPolicy(self._future))
+    def run(self, settings: RunSettings) -> PrefixRun:
+        """Replay it once, with the settings' policy or by who knows what is to come."""
+        future = self._find_future(settings) if settings.policy == CLAIRVOYANT else None
+        coordinator = self._make(settings, ClairvoyantPolicy(future) if future else None)
         runner = self._make_runner(coordinator)
-        run = Run(self._items, settings, coordinator, runner, future=self._future, on_request=self._on_request)
-        return run.run()
+        return Run(self._items, settings, coordinator, runner, future=future, on_request=self._on_request).run()
 
     def _find_future(self, settings: RunSettings) -> Future:
-        """Replay it with unlimited memory."""
-        ample = replace(settings, memory_bytes=UNLIMITED, policy=DEFAULT_POLICY)
-        coordinator = make_coordinator(self._geometry, ample, self._needs)
-        future = Future()
-        Run(self._items, ample, coordinator, self._make_runner(coordinator), recorded=future).run()
-        return future
+        """Replay it with unlimited memory, the first time; begin again."""
+        if self._future is None:
+            self._future = Future()
+            ample = replace(settings, memory_bytes=UNLIMITED, policy=DEFAULT_POLICY)
+            coordinator = self._make(ample, None)
+            Run(self._items, ample, coordinator, self._make_runner(coordinator), recorded=self._future).run()
+        self._future.restart()
+        return self._future
+
+
+def check_policies(policies: Sequence[str]) -> None:
+    """Raise ConfigError for a name that no policy has."""
+    known = (*EVICTION_POLICIES, CLAIRVOYANT)
+    if unknown := [policy for policy in policies if policy not in known]:
+        raise ConfigError(f"policy is {unknown[0]!r}, must be one of {', '.join(known)}")
 
 
 def find_geometry(model: str, *, block_size: int) -> Geometry:

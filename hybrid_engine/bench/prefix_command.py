@@ -46,6 +46,58 @@ def add_prefix(app: typer.Typer) -> None:
     app.command(name="prefix")(prefix)
 
 
+def add_replay(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    app.command()(replay)
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(help="What `hybrid-engine serve --cache-log FILE` has written.")],
+    memory: Annotated[
+        str,
+        typer.Option(
+            help="Other sizes of the cache memory: like 80GiB, +40GiB (beside what there was), or a share of the "
+            "working set, like 50%; several with commas."
+        ),
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="Eviction policies, clairvoyant among them; several with commas; by default its own.")
+    ] = "",
+    start: Annotated[
+        int | None, typer.Option(help="Which start of the server, from 1; by default the last.", min=1)
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """What another 40 GiB of cache, or another eviction policy, would have hit of what a server has answered."""
+    from hybrid_engine.bench.log_replay import read_log, replay_log, table
+
+    part = read_log(log, start=start)
+    memories, policies = (_names(given) for given in (memory, policy))
+    with RunProgress(len(part.calls)) as progress:
+        found = replay_log(
+            part, memories=memories, policies=policies, on_run=progress.begin, on_request=progress.advance
+        )
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table(found))
+    console.print(
+        f"{len(part.calls):,} answers; an infinite cache would have hit "
+        f"{found.report.runs[0].totals.num_infinite_tokens:,} tokens; working set "
+        f"{found.report.working_set_bytes / 2**20:,.1f} MiB",
+        highlight=False,
+    )
+    if json is not None:
+        found.report.command = _command()
+        found.report.write(json)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _command() -> str:
+    return shlex.join(["hybrid-engine", *sys.argv[1:]])
+
+
 def prefix(
     trace: Annotated[
         Path | None, typer.Option(help="A trace, gzipped or not, or a folder of them; see docs/BENCH_PREFIX.md.")
@@ -117,8 +169,8 @@ def prefix(
         title=f"{trace.resolve().name}, {len(items):,} calls" + (", assistant replaced" if replace_assistant else ""),
         items=items,
         model=model,
-        memories=memory.split(","),
-        policies=[name.strip() for name in policy.split(",")],
+        memories=_names(memory),
+        policies=_names(policy),
         hardware=find_hardware(hardware, flops=flops, bandwidth=bandwidth),
         concurrency=concurrency,
         pace=pace,
@@ -129,7 +181,7 @@ def prefix(
     )
     with RunProgress(len(items)) as progress:
         report = compare(bench, on_run=progress.begin, on_request=progress.advance)
-    report.command = shlex.join(["hybrid-engine", *sys.argv[1:]])
+    report.command = _command()
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(prefix_table.table(report))
     console.print(prefix_table.reasons_table(report))

@@ -31,6 +31,8 @@ class RunSettings:
     """Of the working set, where the memory was given so: 0.1 for 10 %."""
     concurrency: int = 1
     """Sessions at once."""
+    max_num_seqs: int = 0
+    """Requests that run at once; 0: so many that it hardly matters."""
     pace: str = "fast"
     """'trace': arrivals and think times are honoured; 'fast': each call follows at once."""
     hardware: str = ""

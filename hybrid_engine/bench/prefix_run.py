@@ -13,7 +13,7 @@ from itertools import count, repeat
 from typing import Any, Protocol
 
 from hybrid_engine.bench.future import Future
-from hybrid_engine.bench.geometry import Geometry, RooflineClock
+from hybrid_engine.bench.geometry import Geometry
 from hybrid_engine.bench.infinite import InfiniteCache
 from hybrid_engine.bench.prefix_result import PrefixRun, RunSettings
 from hybrid_engine.bench.recording import Recorder, orphan_bytes
@@ -55,10 +55,17 @@ class Runner(Protocol):
         """Forget a request that has ended."""
 
 
+class Clock(Protocol):
+    """Says how long steps take."""
+
+    def seconds(self, positions: tuple[int, ...], num_new: tuple[int, ...], num_sampled: int) -> float:
+        """Return how long a step takes. By request: tokens before those that it computes, and how many these are."""
+
+
 class ModelledRunner:
     """Computes nothing: answers what it was told to, and takes as long as the clock says."""
 
-    def __init__(self, clock: RooflineClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._answers: dict[str, Iterator[int]] = {}
 
@@ -158,11 +165,16 @@ HASH_KEY = b"bench"
 
 
 def make_coordinator(
-    geometry: Geometry, settings: RunSettings, needs: Needs, policy: EvictionPolicy | None = None
+    geometry: Geometry,
+    settings: RunSettings,
+    needs: Needs,
+    policy: EvictionPolicy | None = None,
+    num_blocks: Sequence[int] | None = None,
 ) -> Coordinator:
-    """Return a coordinator with the run's memory, all that the workload takes where that is None.
+    """Return a coordinator with the run's memory, all that the workload takes where that is UNLIMITED.
 
-    policy: instead of the one that the settings name. Raises CapacityError when the memory is too small for anything.
+    policy: instead of the one that the settings name. num_blocks: of each group, instead of what the memory gives.
+    Raises CapacityError when the memory is too small for anything.
     """
     groups = group_layers(dict(geometry.specs))
     config = CacheConfig(
@@ -172,7 +184,7 @@ def make_coordinator(
         hash_key=HASH_KEY,
         eviction_policy=settings.policy if policy is None else DEFAULT_POLICY,
     )
-    return Coordinator(groups, _num_blocks(groups, settings, needs), config=config, policy=policy)
+    return Coordinator(groups, num_blocks or _num_blocks(groups, settings, needs), config=config, policy=policy)
 
 
 def _num_blocks(groups: Sequence[Group], settings: RunSettings, needs: Needs) -> Sequence[int]:
@@ -232,9 +244,8 @@ class Run:
         self._hasher = NameHasher(coordinator.match_unit_tokens)
         self._sessions = Sessions(items, concurrency=settings.concurrency, keeps_pace=settings.pace == "trace")
         # Sub-agents come on top.
-        config = SchedulerConfig(
-            max_num_seqs=2 * settings.concurrency + 16, max_num_scheduled_tokens=settings.step_tokens
-        )
+        most = settings.max_num_seqs or 2 * settings.concurrency + 16
+        config = SchedulerConfig(max_num_seqs=most, max_num_scheduled_tokens=settings.step_tokens)
         self._scheduler = Scheduler(config, coordinator)
         self._recorder = Recorder(coordinator)
         self._infinite = InfiniteCache()

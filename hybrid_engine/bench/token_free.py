@@ -98,6 +98,8 @@ class BlockNames:
         num_full, num_blocks = prompt.num_tokens // size, -(-(prompt.num_tokens + num_answer_tokens) // size)
         own = self._names(session, prompt)
         shown = own[:num_blocks]
+        if prompt.names_answer:
+            num_full = len(shown)
         if following is not None and (following.block_tokens, following.scope) == (size, prompt.scope):
             end = min(num_blocks, following.num_tokens // size)
             if end > num_full and self._part(following, num_full - 1, num_full) == own[num_full - 1 : num_full]:
