@@ -44,7 +44,7 @@ class LogPart:
     def specs(self) -> dict[int, LayerSpec]:
         """Return what each layer keeps. Raises TraceError for what isn't known here."""
         found: dict[int, LayerSpec] = {}
-        for values in self.header.get("layers", lambda value: isinstance(value, list) and len(value) > 0, "a list of groups"):
+        for values in self.header.get("layers", lambda value: isinstance(value, list), "a list of groups"):
             row = Row(values, f"{self.header.where}, layers")
             kind = SPECS[row.get("kind", SPECS.__contains__, f"one of {', '.join(SPECS)}")]
             given = {

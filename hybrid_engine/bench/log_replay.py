@@ -10,17 +10,15 @@ from statistics import median
 from rich.table import Table
 
 from hybrid_engine.bench.cache_logs import LoggedCall, LogPart, read_parts
-from hybrid_engine.bench.geometry import Geometry, geometry_of
+from hybrid_engine.bench.geometry import geometry_of
 from hybrid_engine.bench.prefix_bench import Replays, check_policies, parse_memory
 from hybrid_engine.bench.prefix_result import PrefixReport, PrefixRun, RunSettings
-from hybrid_engine.bench.prefix_run import UNLIMITED, ModelledRunner, make_coordinator, survey
+from hybrid_engine.bench.prefix_run import ModelledRunner, make_coordinator, survey
 from hybrid_engine.bench.rendering import Renderer, load_encoder
 from hybrid_engine.bench.traces import rows_of
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.errors import ConfigError, TraceError
 from hybrid_engine.groups.eviction import EvictionPolicy
-from hybrid_engine.groups.spec import group_layers
-from hybrid_engine.plan import plan_memory
 
 AS_IT_WAS = "as it was"
 
@@ -116,8 +114,7 @@ def replay_log(
     )
 
     def make(chosen: RunSettings, policy: EvictionPolicy | None) -> Coordinator:
-        num_blocks = _num_blocks(part, geometry, chosen)
-        return make_coordinator(geometry, chosen, needs, policy, num_blocks)
+        return make_coordinator(geometry, chosen, needs, policy)
 
     clock = SteadyClock(part.calls)
     replays = Replays(items, make, lambda coordinator: ModelledRunner(clock), on_request=on_request)
@@ -143,22 +140,6 @@ def _memory(text: str, own_bytes: int, working_set_bytes: int) -> tuple[int, flo
         return parse_memory(text, working_set_bytes)
     more, _ = parse_memory(text.strip()[1:], working_set_bytes)
     return own_bytes + more, None
-
-
-def _num_blocks(part: LogPart, geometry: Geometry, settings: RunSettings) -> Sequence[int] | None:
-    """Return the blocks that the server would have with so much memory; None: no limit."""
-    if settings.memory_bytes == UNLIMITED:
-        return None
-    if settings.memory_bytes == part.count("memory_bytes"):
-        blocks: list[int] = part.header.get("num_blocks", lambda value: isinstance(value, list), "blocks by group")
-        return blocks
-    return plan_memory(
-        group_layers(dict(geometry.specs)),
-        settings.memory_bytes,
-        max_model_len=part.count("max_model_len"),
-        max_num_seqs=part.count("max_num_seqs"),
-        max_num_scheduled_tokens=part.count("step_tokens"),
-    ).num_blocks
 
 
 def table(replay: LogReplay) -> Table:

@@ -42,8 +42,7 @@ class MeasuredRunner:
     """Runs a model on a coordinator's cache memory; steps take as long as they take."""
 
     def __init__(self, model: Model, coordinator: Coordinator, *, device: str = "cpu") -> None:
-        num_blocks = [usage.num_blocks for usage in coordinator.usage()]
-        self._runner = ModelRunner(model, coordinator.groups, num_blocks, device=device)
+        self._runner = ModelRunner(model, coordinator.groups, coordinator.layout, device=device)
         self._vocab_size = model.info.vocab_size
         self._sampler = ToldSampler(self._vocab_size)
         self._runner._sampler = self._sampler
@@ -51,8 +50,8 @@ class MeasuredRunner:
     def begin(self, request: Request, answer: Iterator[int]) -> None:
         if isinstance(request, TokenFreeRequest):
             raise ConfigError(
-                "a model can't compute prompts of which only the blocks' identities are known: take a trace with texts, "
-                "or a clock instead of the model"
+                "a model can't compute prompts of which only the identities of blocks are known: take a trace with "
+                "texts, or a clock instead of the model"
             )
         tokens = [token_id % self._vocab_size for token_id in islice(answer, request.sampling.max_tokens)]
         largest = max(request.token_ids)

@@ -134,7 +134,7 @@ class Series:
     num_waiting: list[int] = field(default_factory=list)
     groups: list[GroupSeries] = field(default_factory=list)
     unowned_bytes: list[int] = field(default_factory=list)
-    """Bytes that belong to no group at that time; all 0 where each group has a pool of its own."""
+    """Bytes that belong to no group at that time."""
 
 
 @dataclass

@@ -165,16 +165,11 @@ HASH_KEY = b"bench"
 
 
 def make_coordinator(
-    geometry: Geometry,
-    settings: RunSettings,
-    needs: Needs,
-    policy: EvictionPolicy | None = None,
-    num_blocks: Sequence[int] | None = None,
+    geometry: Geometry, settings: RunSettings, needs: Needs, policy: EvictionPolicy | None = None
 ) -> Coordinator:
     """Return a coordinator with the run's memory, all that the workload takes where that is UNLIMITED.
 
-    policy: instead of the one that the settings name. num_blocks: of each group, instead of what the memory gives.
-    Raises CapacityError when the memory is too small for anything.
+    policy: instead of the one that the settings name. Raises CapacityError when the memory is too small for anything.
     """
     groups = group_layers(dict(geometry.specs))
     config = CacheConfig(
@@ -184,34 +179,24 @@ def make_coordinator(
         hash_key=HASH_KEY,
         eviction_policy=settings.policy if policy is None else DEFAULT_POLICY,
     )
-    return Coordinator(groups, num_blocks or _num_blocks(groups, settings, needs), config=config, policy=policy)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes == UNLIMITED:
+        memory_bytes = _ample_bytes(groups, settings, needs)
+    return Coordinator(groups, plan_memory(groups, memory_bytes).layout, config=config, policy=policy)
 
 
-def _num_blocks(groups: Sequence[Group], settings: RunSettings, needs: Needs) -> Sequence[int]:
-    if settings.memory_bytes == UNLIMITED:
-        return _ample_blocks(groups, settings, needs)
-    return plan_memory(
-        groups,
-        settings.memory_bytes,
-        max_model_len=needs.longest_tokens,
-        # The plan leaves out what so many requests can't hold at once; what was cached before is held besides.
-        max_num_seqs=max(1024, needs.num_calls),
-        max_num_scheduled_tokens=settings.step_tokens,
-    ).num_blocks
-
-
-def _ample_blocks(groups: Sequence[Group], settings: RunSettings, needs: Needs) -> list[int]:
-    """Return blocks for each group with which nothing is ever given up, and little more."""
+def _ample_bytes(groups: Sequence[Group], settings: RunSettings, needs: Needs) -> int:
+    """Return bytes with which nothing is ever given up; what isn't used costs nothing."""
     num_running = 2 * settings.concurrency + 17
     # What runs at once may be computed twice; each call may begin with a copy of a partly filled block.
     running = num_running * (needs.longest_tokens // settings.block_size + 1)
     num_token_blocks = needs.num_tokens // settings.block_size + 3 * needs.num_calls + running
-    num_checkpoints = 5 * needs.num_calls + needs.num_boundaries
+    num_checkpoints = 5 * needs.num_calls + needs.num_boundaries + num_running
     if settings.checkpoint_interval:
         num_checkpoints += needs.num_tokens // settings.checkpoint_interval
-    # A quarter of the states is not given to checkpoints that are laid on the way.
-    num_states = 2 * (num_checkpoints + num_running) + 16
-    return [num_states if group.block_size == ENDLESS else num_token_blocks for group in groups]
+    blocks = [num_checkpoints if group.block_size == ENDLESS else num_token_blocks for group in groups]
+    # Some of the memory is not given to checkpoints that are laid on the way.
+    return 2 * sum((count + 64) * group.block_bytes for count, group in zip(blocks, groups, strict=True))
 
 
 class Run:

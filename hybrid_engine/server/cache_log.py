@@ -35,15 +35,12 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
     """Return what a replay must know of an engine; to be called between two steps."""
     scheduler = engine.scheduler
     coordinator = scheduler.coordinator
-    num_blocks = [usage.num_blocks for usage in coordinator.usage()]
-    sizes = [(count + 1) * group.block_bytes for count, group in zip(num_blocks, coordinator.groups, strict=True)]
     return {
         "layers": [
             {"kind": group.spec.kind, "layers": list(group.layer_indices), **asdict(group.spec)}
             for group in coordinator.groups
         ],
-        "num_blocks": num_blocks,
-        "memory_bytes": sum(sizes),
+        "memory_bytes": coordinator.layout.num_bytes,
         "block_size": coordinator.config.block_size,
         "checkpoint_interval": coordinator.config.checkpoint_interval,
         "eviction_policy": coordinator.config.eviction_policy,
