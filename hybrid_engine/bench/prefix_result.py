@@ -31,8 +31,6 @@ class RunSettings:
     """Of the working set, where the memory was given so: 0.1 for 10 %."""
     concurrency: int = 1
     """Sessions at once."""
-    max_num_seqs: int = 0
-    """Requests that run at once; 0: so many that it hardly matters."""
     pace: str = "fast"
     """'trace': arrivals and think times are honoured; 'fast': each call follows at once."""
     hardware: str = ""
@@ -42,6 +40,8 @@ class RunSettings:
     block_size: int = 16
     step_tokens: int = 8192
     checkpoint_interval: int = 4096
+    max_num_seqs: int = 0
+    """Requests that run at once; 0: so many that it hardly matters."""
 
 
 @dataclass

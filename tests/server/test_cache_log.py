@@ -64,7 +64,7 @@ def talk(server: LiveServer, name: str, num_turns: int, *, edits: bool = False) 
         messages.append({"role": "assistant", "content": "Something." if edits else answer})
 
 
-@pytest.mark.parametrize("memory", ["64MiB", "2MiB"], ids=["ample", "short"])
+@pytest.mark.parametrize("memory", ["64MiB", "600KiB"], ids=["ample", "short"])
 def test_a_replay_of_a_log_hits_what_the_server_hit(start, tmp_path, memory):
     server = start(memory)
     for name in ("Belora", "Moki", "Belora", "Tarsa"):
@@ -77,11 +77,11 @@ def test_a_replay_of_a_log_hits_what_the_server_hit(start, tmp_path, memory):
 
 
 def test_more_memory_hits_more_and_a_log_holds_no_text(start, tmp_path):
-    server = start("2MiB")
+    server = start("600KiB")
     for name in ("Belora", "Moki", "Tarsa", "Belora", "Moki"):
         talk(server, name, 2)
     path = tmp_path / "cache.log"
-    as_it_was, other = replay_log(read_log(path), memories=["+62MiB"]).report.runs
+    as_it_was, other = replay_log(read_log(path), memories=["+63MiB"]).report.runs
     assert other.totals.num_hit_tokens > as_it_was.totals.num_hit_tokens
     assert "Belora" not in path.read_text()
     header, first, *_ = map(json.loads, path.read_text().splitlines())
