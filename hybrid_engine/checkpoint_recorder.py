@@ -173,7 +173,7 @@ class CheckpointRecorder:
                 blocks.append((manager.pool, partial))
         for pool, block in blocks:
             pool.pin((block,))
-        checkpoint.num_pins += 1
+        self.checkpoints.pin(checkpoint)
         held.pinned.append((checkpoint, blocks))
 
     def unpin_checkpoints(self, held: HeldBlocks) -> None:
@@ -184,7 +184,7 @@ class CheckpointRecorder:
     def _unpin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
         for entry in [entry for entry in held.pinned if entry[0] is checkpoint]:
             held.pinned.remove(entry)
-            checkpoint.num_pins -= 1
+            self.checkpoints.unpin(checkpoint)
             for pool, block in entry[1]:
                 pool.release((block,))
 

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from hybrid_engine.checkpoint_recorder import CheckpointRecorder
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.errors import CapacityError, PromptTooLongError
+from hybrid_engine.eviction.policies import make_policy
 from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import CheckpointIndex
+from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
 from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.managers import make_manager
@@ -38,10 +40,16 @@ class Coordinator:
     """Finds hits and hands out blocks over all groups; either every group gives or none does."""
 
     def __init__(
-        self, groups: Sequence[Group], memory: MemoryLayout | Sequence[int], *, config: CacheConfig | None = None
+        self,
+        groups: Sequence[Group],
+        memory: MemoryLayout | Sequence[int],
+        *,
+        config: CacheConfig | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         """memory: where blocks can lie; or how many usable ones each group has, the null block not counted.
 
+        policy: which checkpoint goes when memory is short, where layers are recurrent; None: the one that config names.
         Raises CapacityError when the memory can't hold what a single token needs.
         """
         self.config = config or CacheConfig()
@@ -66,7 +74,9 @@ class Coordinator:
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
-            is_unit=bool(self._states) and self.config.enable_prefix_caching,
+            policy=policy or make_policy(self.config.eviction_policy)
+            if self._states and self.config.enable_prefix_caching
+            else None,
         )
         self.lookup = PrefixLookup(
             self.managers,

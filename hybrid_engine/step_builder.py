@@ -124,7 +124,7 @@ def _start(request: Request) -> StartedRequest:
     assert held is not None
     return StartedRequest(
         request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
+        token_ids=request.all_token_ids(),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,
         block_ids=tuple([_block_ids(table) for table in held.tables]),

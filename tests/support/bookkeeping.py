@@ -300,7 +300,13 @@ class Bench:
         rng: random.Random | None = None,
         **config,
     ) -> None:
-        cache_keys = ("enable_prefix_caching", "max_evicted_keys", "checkpoint_interval", "block_size")
+        cache_keys = (
+            "enable_prefix_caching",
+            "max_evicted_keys",
+            "checkpoint_interval",
+            "block_size",
+            "eviction_policy",
+        )
         cache = {key: config.pop(key) for key in cache_keys if key in config}
         self.coordinator = make_coordinator(specs, num_blocks, memory_bytes=memory_bytes, **cache)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator, connector=connector, drafter=drafter)
