@@ -1,8 +1,8 @@
 """Which recorded checkpoints lie on the way to which: a radix tree over the hashes of match units.
 
-A node stands where the match units of a checkpoint end, and where paths part (a radix tree: Morrison 1968, "PATRICIA").
-Checkpoints that differ only in the few tokens behind their last match unit share a node. A node without a checkpoint has
-two children or more, so that there are fewer than two nodes for each checkpoint.
+A node stands where the match units of a checkpoint end, and where paths part (Morrison 1968, "PATRICIA"). Checkpoints
+that differ only in the few tokens behind their last match unit share a node. A node without a checkpoint has two
+children or more, so that there are fewer than two nodes for each checkpoint.
 """
 
 from __future__ import annotations
