@@ -1,7 +1,7 @@
 """The checkpoint that is worth least among some drawn at random: for values that change while nothing happens.
 
 What a checkpoint is worth changes with time and with its neighbours, so that no order of all of them stays right. Among
-64 drawn evenly, the least is on average among the lowest 1/65 of all (the way of LHD: Beckmann et al., NSDI 2018).
+32 drawn evenly, the least is on average among the lowest 1/33 of all (the way of LHD: Beckmann et al., NSDI 2018).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.groups.eviction import EvictionPolicy
 
-NUM_DRAWN = 64
+NUM_DRAWN = 32
 SEED = 0
 
 
