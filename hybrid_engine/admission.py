@@ -13,7 +13,6 @@ from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.prefix_lookup import CacheHit
 from hybrid_engine.request import Request, RequestStatus, Shortage
-from hybrid_engine.step_plan import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class Place:
 
     num_new_tokens: int
     """Tokens that it computes now; 0: it waits for a connector first."""
-    block_copies: Sequence[BlockCopy] = ()
     num_external_tokens: int = 0
 
 
@@ -90,7 +88,8 @@ class Admission:
         if request.cache is None:
             explanation = with_shorter_hit(explanation, hit.num_computed_tokens)
         self._settle(request, hit, explanation)
-        return Place(num_new, self.coordinator.recorder.copies(request, hit))
+        self.coordinator.recorder.copy_hit(request, hit)
+        return Place(num_new)
 
     def _settle(self, request: Request, hit: CacheHit, explanation: CacheExplanation) -> None:
         request.num_computed_tokens = hit.num_computed_tokens
@@ -165,11 +164,13 @@ class Admission:
         """Remember what was missing, so that the prompt isn't looked up again before it can matter."""
         # Without whole-sequence admission a smaller chunk may fit.
         if self.config.full_sequence_must_fit and self.coordinator.last_shortage is not None:
-            pool, num_short = self.coordinator.last_shortage
-            request.shortage = Shortage(pool, pool.num_freed + num_short, self.coordinator.checkpoints.num_recorded)
+            arena, num_short = self.coordinator.last_shortage
+            # Each block that is let go leaves at most one extent.
+            num_freed = arena.num_freed + num_short
+            request.shortage = Shortage(arena, num_freed, self.coordinator.checkpoints.num_recorded)
 
     def _is_still_short(self, request: Request) -> bool:
         short = request.shortage
-        if short is None or short.pool.num_freed >= short.num_freed:
+        if short is None or short.arena.num_freed >= short.num_freed:
             return False
         return not self.coordinator.has_states or short.num_recorded == self.coordinator.checkpoints.num_recorded

@@ -11,6 +11,8 @@ A prefix can be resumed at token p if and only if every group can resume at p. B
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,16 +21,19 @@ from hybrid_engine.config import CacheConfig
 from hybrid_engine.errors import CapacityError, PromptTooLongError
 from hybrid_engine.eviction.policies import make_policy
 from hybrid_engine.explanation import CacheExplanation, explain_disabled
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import CheckpointIndex
 from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
+from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.managers import make_manager
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import ENDLESS, Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
+from hybrid_engine.step_plan import WHOLE_BLOCK, BlockCopy, BlockId, BlockMove
 
 NO_HIT_BLOCKS: tuple[list[Block], ...] = ()
 
@@ -39,15 +44,15 @@ class Coordinator:
     def __init__(
         self,
         groups: Sequence[Group],
-        num_blocks: Sequence[int],
+        memory: MemoryLayout | Sequence[int],
         *,
         config: CacheConfig | None = None,
         policy: EvictionPolicy | None = None,
     ) -> None:
-        """num_blocks: usable blocks of each group, the null block not counted.
+        """memory: where blocks can lie; or how many usable ones each group has, the null block not counted.
 
         policy: which checkpoint goes when memory is short, where layers are recurrent; None: the one that config names.
-        Raises CapacityError when a group can't hold what a single token needs.
+        Raises CapacityError when the memory can't hold what a single token needs.
         """
         self.config = config or CacheConfig()
         self.groups = tuple(groups)
@@ -56,18 +61,19 @@ class Coordinator:
         self.match_unit_tokens = math.gcd(*sizes)
         self.alignment_tokens = math.lcm(*sizes)
         self.hasher = BlockHasher(self.match_unit_tokens, key=self.config.hash_key)
-        self.managers: tuple[GroupManager, ...] = tuple(
-            make_manager(
-                group.spec,
-                BlockPool(count, max_evicted_keys=self.config.max_evicted_keys),
-                match_unit_tokens=self.match_unit_tokens,
-            )
-            for group, count in zip(self.groups, num_blocks, strict=True)
-        )
+        self.layout = memory if isinstance(memory, MemoryLayout) else split_memory(self.groups, memory)
+        self.managers = self._make_managers()
+        self._index_of = {manager.pool: i for i, manager in enumerate(self.managers)}
+        self._copies: list[BlockCopy] = []
+        self._moves: list[BlockMove] = []
+        self.arenas = tuple({id(manager.pool.arena): manager.pool.arena for manager in self.managers}.values())
         self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
-        self.last_shortage: tuple[BlockPool, int] | None = None
-        """Where the last allocation that was refused lacked blocks, and how many."""
+        self.last_shortage: tuple[Arena, int] | None = None
+        """Where the last allocation that was refused lacked room, and how many extents of it."""
         self._check_capacity()
+        self.capacity_tokens = self._find_capacity()
+        """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
+        self._num_token_pools = Counter(manager.pool.arena for manager in self.managers if not manager.is_state)
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
@@ -81,36 +87,51 @@ class Coordinator:
             match_unit_tokens=self.match_unit_tokens,
             alignment_tokens=self.alignment_tokens,
         )
-        self.recorder = CheckpointRecorder(self.groups, self.managers, self.lookup, self.checkpoints, self.config)
+        self.recorder = CheckpointRecorder(
+            self.groups, self.managers, self.lookup, self.checkpoints, self.config, copy=self.copy
+        )
+
+    def _make_managers(self) -> tuple[GroupManager, ...]:
+        arenas = [Arena(region) for region in self.layout.regions]
+        managers: dict[int, GroupManager] = {}
+        for arena in arenas:
+            arena.on_move = self._move
+            for i in arena.region.group_ids:
+                pool = BlockPool(arena, max_evicted_keys=self.config.max_evicted_keys)
+                managers[i] = make_manager(self.groups[i].spec, pool, match_unit_tokens=self.match_unit_tokens)
+        return tuple(managers[i] for i in range(len(self.groups)))
 
     # Capacity
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
-        return min(self._group_capacity_tokens(manager) for manager in self.managers)
 
     def check_prompt(self, num_prompt_tokens: int) -> None:
         """Raise PromptTooLongError when a prompt can't fit even alone."""
         capacity = self.capacity_tokens
         if num_prompt_tokens > capacity:
-            group = self.limiting_group()
             raise PromptTooLongError(
-                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory holds {capacity:,} of one request "
-                f"(group {group.group_id}, {group.spec.kind}, blocks of {group.block_size} tokens): shorten the "
-                f"prompt or give the cache more memory"
+                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory ({self.layout.num_bytes:,} bytes in "
+                f"{self._describe_blocks()}) holds {capacity:,} of one request: shorten the prompt or give the cache "
+                f"more memory"
             )
 
-    def limiting_group(self) -> Group:
-        """Return the group whose blocks end first as a single request grows."""
-        capacities = [self._group_capacity_tokens(manager) for manager in self.managers]
-        return self.groups[capacities.index(min(capacities))]
+    def _describe_blocks(self) -> str:
+        sizes = sorted({group.block_size for group in self.groups if group.block_size != ENDLESS})
+        blocks = [f"blocks of {' and '.join(map(str, sizes))} tokens"] if sizes else []
+        return " and ".join(
+            blocks + (["states"] if len(sizes) < len({group.block_size for group in self.groups}) else [])
+        )
 
-    def _group_capacity_tokens(self, manager: GroupManager) -> int:
-        num_blocks = manager.pool.num_blocks
-        if not manager.keeps_everything and manager.num_peak_blocks(NEVER, chunk_tokens=1) <= num_blocks:
+    def _find_capacity(self) -> int:
+        """Find the longest request that fits alone, computed token by token: windows then hold least."""
+        if self._fits(NEVER):
             return NEVER
-        return num_blocks * manager.block_size
+        low, high = 0, 1
+        while self._fits(high):
+            low, high = high, 2 * high
+        return bisect_left(range(high), True, lo=low, key=lambda num_tokens: not self._fits(num_tokens + 1))
+
+    def _fits(self, num_tokens: int) -> bool:
+        peaks = {manager.pool: manager.num_peak_blocks(num_tokens, chunk_tokens=1) for manager in self.managers}
+        return not any(arena.num_extents_short([peaks[pool] for pool in arena.pools]) for arena in self.arenas)
 
     def _check_capacity(self) -> None:
         for group, manager in zip(self.groups, self.managers, strict=True):
@@ -185,22 +206,56 @@ class Coordinator:
             manager.num_wanted_blocks(table, hit, num_computed, num_slots, num_lookahead_tokens)
             for manager, table, hit in zip(self.managers, held.tables, hits, strict=True)
         ]
-        for manager, hit, partial, num_wanted in zip(self.managers, hits, partials, wanted, strict=True):
-            needed = num_wanted
-            if full_sequence_must_fit:
-                peak = _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens)
-                needed = max(needed, peak + (num_draft_slots if manager.is_state else 0))
-            # A request never needs a second working state to grow.
-            margin = reserved_blocks + (0 if manager.is_state else math.ceil(watermark * manager.pool.num_blocks))
-            num_short = manager.num_short(needed + margin, hit, partial)
-            if num_short:
-                self.last_shortage = manager.pool, num_short
-                return False
+        needed = wanted
+        if full_sequence_must_fit:
+            peaks = [
+                _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens)
+                + (num_draft_slots if manager.is_state else 0)
+                for manager, hit in zip(self.managers, hits, strict=True)
+            ]
+            needed = list(map(max, wanted, peaks))
+        if reserved_blocks or watermark:
+            needed = [
+                # A request never needs a second working state to grow.
+                count + reserved_blocks + (0 if manager.is_state else self._margin_blocks(manager.pool, watermark))
+                for manager, count in zip(self.managers, needed, strict=True)
+            ]
+        if self._is_short(needed, hits, partials):
+            return False
         request.held = held
         self._take(held, hits, partials, wanted, num_computed)
         if num_external_computed_tokens and not delay_cache_blocks:
             self.cache_blocks(request, num_computed)
         return True
+
+    def _margin_blocks(self, pool: BlockPool, watermark: float) -> int:
+        """Return a pool's part of the share of an arena that is to stay free."""
+        return math.ceil(watermark * pool.num_blocks / self._num_token_pools[pool.arena])
+
+    def _is_short(
+        self,
+        needed: Sequence[int],
+        hits: Sequence[Sequence[Block]],
+        partials: Sequence[Block | None],
+    ) -> bool:
+        """Return whether there is no room for so many blocks of each group beside a hit, and note where."""
+        # Those of a hit that nobody holds are counted only where it can matter.
+        most = [count + len(hit) + 1 for count, hit in zip(needed, hits, strict=True)]
+        if all(
+            manager.pool.num_held + count <= manager.pool.num_owned
+            for manager, count in zip(self.managers, most, strict=True)
+        ):
+            return False
+        exact = {
+            manager.pool: count + manager.num_cached_blocks(hit, partial)
+            for manager, count, hit, partial in zip(self.managers, needed, hits, partials, strict=True)
+        }
+        for arena in self.arenas:
+            num_short = arena.num_extents_short([exact[pool] for pool in arena.pools])
+            if num_short:
+                self.last_shortage = arena, num_short
+                return True
+        return False
 
     def _take(
         self,
@@ -297,7 +352,34 @@ class Coordinator:
             for block_index in range(manager.first_needed_block(position), end):
                 block = manager.pool.cached.get(manager.key(request.block_hashes, block_index))
                 if block is not None and block.queue is not None:
-                    manager.pool.free.keep_longer(block)
+                    manager.pool.keep_longer(block)
+
+    # What must be copied before the next step
+
+    def copy(self, group_index: int, source: Block, target: Block, num_slots: int) -> None:
+        """Let the first slots of a block, or a state, be copied before the next step, after all that was asked before."""
+        group_id = self.groups[group_index].group_id
+        self._copies.append(BlockCopy(group_id, source.block_id, target.block_id, num_slots))
+
+    def _move(self, pool: BlockPool, source_id: BlockId, target_id: BlockId) -> None:
+        group = self.groups[self._index_of[pool]]
+        self._copies.append(BlockCopy(group.group_id, source_id, target_id, WHOLE_BLOCK))
+        self._moves.append(BlockMove(group.group_id, source_id, target_id))
+
+    def take_copies(self) -> tuple[tuple[BlockCopy, ...], tuple[BlockMove, ...]]:
+        """Return what the next step must copy first, in this order, and which of that are moves; forget it here."""
+        copies, moves = tuple(self._copies), tuple(self._moves)
+        self._copies.clear()
+        self._moves.clear()
+        return copies, moves
+
+    def stored_id(self, group_index: int, block: Block) -> BlockId:
+        """Return where a block's bytes lie until the next step begins: elsewhere if it is to be moved then."""
+        group_id, block_id = self.groups[group_index].group_id, block.block_id
+        for move in reversed(self._moves):
+            if move.group_id == group_id and move.target_id == block_id:
+                block_id = move.source_id
+        return block_id
 
     # Facts for reports and tests
 
@@ -308,16 +390,16 @@ class Coordinator:
 
     def is_idle(self) -> bool:
         """Return whether nobody holds any block."""
-        return all(manager.pool.num_free == manager.pool.num_blocks for manager in self.managers)
+        return not any(manager.pool.num_held for manager in self.managers)
 
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return how many blocks of each group are held, cached and empty."""
         return tuple(
             GroupUsage(
                 group=group,
-                num_blocks=manager.pool.num_blocks,
-                num_held=manager.pool.num_blocks - manager.pool.num_free,
-                num_cached=manager.pool.free.num_cached,
+                num_blocks=manager.pool.num_owned,
+                num_held=manager.pool.num_held,
+                num_cached=len(manager.pool.free),
             )
             for group, manager in zip(self.groups, self.managers, strict=True)
         )
@@ -329,6 +411,7 @@ class GroupUsage:
 
     group: Group
     num_blocks: int
+    """In the memory that the group has now."""
     num_held: int
     """By running requests."""
     num_cached: int

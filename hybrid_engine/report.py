@@ -70,10 +70,10 @@ def _count(number: int) -> str:
 def group_table(plan: EnginePlan) -> Table:
     """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
     memory = plan.memory
-    columns = ("group", "keeps", "layers", "tokens a block", "bytes a block", "blocks", "tokens", "bytes")
-    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
+    columns = ("group", "keeps", "layers", "tokens a block", "bytes a block", "blocks at most", "tokens at most")
+    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, shared by groups of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
-    for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+    for group, num_blocks in zip(memory.groups, memory.most_blocks(), strict=True):
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
@@ -82,7 +82,6 @@ def group_table(plan: EnginePlan) -> Table:
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
             "any" if group.block_size == ENDLESS else f"{num_blocks * group.block_size:,}",
-            format_bytes(num_blocks * group.block_bytes),
         )
     return table
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hybrid_engine.explanation import CacheExplanation
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import Checkpoint
@@ -32,10 +33,10 @@ class RequestStatus(enum.Enum):
 class Shortage(NamedTuple):
     """Why a request found no place; while nothing of this changes, it need not be tried again."""
 
-    pool: BlockPool
-    """Of the group that had too few free blocks."""
+    arena: Arena
+    """The memory that had too little room."""
     num_freed: int
-    """Blocks that this pool must have freed in all before there can be place."""
+    """Blocks that must have been let go there in all before there can be place."""
     num_recorded: int
     """Checkpoints recorded until then. A new one may make the hit longer where states are needed, so that blocks which
     others hold can be shared. Without states whoever computes more of the prompt takes as many blocks as it offers."""

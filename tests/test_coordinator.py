@@ -32,7 +32,7 @@ def test_passed_window_blocks_go_before_those_below_the_prompts_end():
         compute(coordinator, request)
     manager = coordinator.managers[0]
     keys = [manager.key(request.block_hashes, k) for k in range(24)]
-    leaving = [keys.index(block.block_hash) for block in manager.pool.free.cached_blocks()]
+    leaving = [keys.index(block.block_hash) for block in manager.pool.free]
     # The prompt ends with block 19; its window, and the one for the same prompt again, are blocks 17 to 19.
     assert leaving == [*range(17), 20, 21, 17, 18, 19]
 

@@ -62,6 +62,8 @@ class BlockCall:
     message_boundaries: tuple[int, ...] = ()
     """Tokens of the prompt after which a message ends, where the trace tells."""
     when: When = UNKNOWN
+    names_answer: bool = False
+    """Whether the runs go on through the answer."""
 
 
 Call = MessageCall | TextCall | BlockCall

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hybrid_engine.bench import report
+from hybrid_engine.bench.prefix_command import add_prefix
 from hybrid_engine.bench.report import Report
 
 app = typer.Typer(help="Measure what anybody can measure again.", no_args_is_help=True, add_completion=False)
@@ -194,6 +195,10 @@ def replay(
     Console(width=None if sys.stdout.isatty() else 110).print(replay_report.table(results, title=title))
     if json is not None:
         replay_report.write_json(results, json, trace=title)
+
+
+# Its options are many, and stand in a file of their own.
+add_prefix(app)
 
 
 def _show(found: Iterable[Report], json: Path | None, markdown: Path | None) -> None:

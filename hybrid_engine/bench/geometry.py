@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.groups.spec import LayerSpec
+from hybrid_engine.groups.spec import AttentionSpec, LayerSpec, MambaSpec
 from hybrid_engine.models.base import CHUNKED, SLIDING, LayerInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.models.registry import ARCHITECTURES, describe_model
@@ -80,6 +80,18 @@ def describe(name: str, config: Mapping[str, Any], *, block_size: int) -> Geomet
         recurrent_flops=sum(5 * _num_state_elements(layer) for layer in states),
         state_bytes=sum(specs[layer.index].page_bytes for layer in states),
     )
+
+
+def geometry_of(name: str, specs: Mapping[int, LayerSpec]) -> Geometry:
+    """Return the sizes of a model of which only what it keeps is known: nothing is known of what it computes."""
+    sums: dict[int | None, int] = {}
+    for spec in specs.values():
+        if isinstance(spec, AttentionSpec):
+            reach = getattr(spec, "window", None) or getattr(spec, "chunk", None)
+            sums[reach] = sums.get(reach, 0) + spec.layer_token_bytes
+    states = sum(spec.page_bytes for spec in specs.values() if isinstance(spec, MambaSpec))
+    costs = tuple(AttentionCost(0, size, reach) for reach, size in sums.items())
+    return Geometry(name, specs, 0, 0, 0, 0, 0.0, costs, 0, states)
 
 
 def _num_state_elements(layer: LayerInfo) -> int:
@@ -205,6 +217,18 @@ HARDWARE = {
     )
 }
 """The SXM variants of NVIDIA's cards (80 GB for the first). 'laptop' is no product: a processor with wide vectors."""
+
+
+def find_hardware(name: str, *, flops: float | None = None, bandwidth: float | None = None) -> Hardware:
+    """Return speeds by name, or those given instead. Raises ConfigError for a name that isn't known."""
+    if name not in HARDWARE:
+        raise ConfigError(f"hardware is {name!r}, must be one of {', '.join(HARDWARE)}; or give flops and bandwidth")
+    found = HARDWARE[name]
+    if flops is None and bandwidth is None:
+        return found
+    return Hardware(
+        "as given", found.flops if flops is None else flops, found.bandwidth if bandwidth is None else bandwidth
+    )
 
 
 class RooflineClock:

@@ -40,6 +40,8 @@ class RunSettings:
     block_size: int = 16
     step_tokens: int = 8192
     checkpoint_interval: int = 4096
+    max_num_seqs: int = 0
+    """Requests that run at once; 0: so many that it hardly matters."""
 
 
 @dataclass
@@ -134,7 +136,7 @@ class Series:
     num_waiting: list[int] = field(default_factory=list)
     groups: list[GroupSeries] = field(default_factory=list)
     unowned_bytes: list[int] = field(default_factory=list)
-    """Bytes that belong to no group at that time; all 0 where each group has a pool of its own."""
+    """Bytes that belong to no group at that time."""
 
 
 @dataclass

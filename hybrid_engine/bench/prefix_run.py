@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Any, Protocol
 
-from hybrid_engine.bench.geometry import Geometry, RooflineClock
+from hybrid_engine.bench.future import Future
+from hybrid_engine.bench.geometry import Geometry
 from hybrid_engine.bench.infinite import InfiniteCache
 from hybrid_engine.bench.prefix_result import PrefixRun, RunSettings
 from hybrid_engine.bench.recording import Recorder, orphan_bytes
@@ -23,7 +24,8 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.errors import ConfigError, PromptTooLongError
 from hybrid_engine.explanation import CacheExplanation
-from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.groups.eviction import EvictionPolicy
+from hybrid_engine.groups.spec import ENDLESS, Group, group_layers
 from hybrid_engine.plan import plan_memory
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
@@ -33,6 +35,9 @@ from hybrid_engine.step_plan import RequestId, StepPlan, StepResult
 PACES = ("trace", "fast")
 MAX_MODEL_LEN = 2**30
 """As good as none: a workload's prompts are as long as they are."""
+UNLIMITED = 0
+"""As a memory size: so much that nothing is ever given up."""
+DEFAULT_POLICY = "lru"
 EVICTED_KEYS = 2**22
 """Keys remembered of what was given up: enough to tell it from what was never seen in a trace of many hours."""
 
@@ -50,10 +55,17 @@ class Runner(Protocol):
         """Forget a request that has ended."""
 
 
+class Clock(Protocol):
+    """Says how long steps take."""
+
+    def seconds(self, positions: tuple[int, ...], num_new: tuple[int, ...], num_sampled: int) -> float:
+        """Return how long a step takes. By request: tokens before those that it computes, and how many these are."""
+
+
 class ModelledRunner:
     """Computes nothing: answers what it was told to, and takes as long as the clock says."""
 
-    def __init__(self, clock: RooflineClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._answers: dict[str, Iterator[int]] = {}
 
@@ -81,6 +93,8 @@ class Needs:
     num_tokens: int
     """Of all prompts and answers, shared beginnings counted once."""
     num_calls: int
+    num_boundaries: int
+    """Ends of messages in what was new in its prompt."""
     longest_tokens: int
     """Of one prompt and its answer."""
     block_tokens: int | None
@@ -105,14 +119,15 @@ def survey(items: Sequence[WorkItem]) -> Needs:
     if len(sizes) != 1:
         found = ", ".join(sorted(f"{size} tokens" if size else "tokens themselves" for size in sizes))
         raise ConfigError(f"the prompts are known by different things: {found}; replay one trace at a time")
-    cache, naming, longest = InfiniteCache(), Naming(items), 0
+    cache, naming, longest, num_boundaries = InfiniteCache(), Naming(items), 0, 0
     for item, following in naming.in_order():
         prompt, answer = naming.tokens(item, following)
         tokens = prompt if isinstance(prompt, NamedTokens) else [*prompt, *answer]
         total = len(prompt) + item.num_answer_tokens
-        cache.add(tokens, total - 1)
+        num_known = cache.add(tokens, total - 1)
+        num_boundaries += sum(end > num_known for end in item.message_boundaries)
         longest = max(longest, total)
-    return Needs(cache.num_tokens, len(items), longest, sizes.pop())
+    return Needs(cache.num_tokens, len(items), num_boundaries, longest, sizes.pop())
 
 
 class Naming:
@@ -145,23 +160,43 @@ class Naming:
         return item.prompt.token_ids(), answer
 
 
-def make_coordinator(geometry: Geometry, settings: RunSettings, needs: Needs, policy: object = None) -> Coordinator:
-    """Return a coordinator with the run's memory. Raises CapacityError when that is too small for anything."""
+HASH_KEY = b"bench"
+"""Runs that are compared name prefixes alike."""
+
+
+def make_coordinator(
+    geometry: Geometry, settings: RunSettings, needs: Needs, policy: EvictionPolicy | None = None
+) -> Coordinator:
+    """Return a coordinator with the run's memory, all that the workload takes where that is UNLIMITED.
+
+    policy: instead of the one that the settings name. Raises CapacityError when the memory is too small for anything.
+    """
     groups = group_layers(dict(geometry.specs))
     config = CacheConfig(
         block_size=settings.block_size,
         checkpoint_interval=settings.checkpoint_interval,
         max_evicted_keys=EVICTED_KEYS,
+        hash_key=HASH_KEY,
+        eviction_policy=settings.policy if policy is None else DEFAULT_POLICY,
     )
-    num_blocks = plan_memory(
-        groups,
-        settings.memory_bytes,
-        max_model_len=needs.longest_tokens,
-        # The plan leaves out what so many requests can't hold at once; what was cached before is held besides.
-        max_num_seqs=max(1024, needs.num_calls),
-        max_num_scheduled_tokens=settings.step_tokens,
-    ).num_blocks
-    return Coordinator(groups, num_blocks, config=config)
+    memory_bytes = settings.memory_bytes
+    if memory_bytes == UNLIMITED:
+        memory_bytes = _ample_bytes(groups, settings, needs)
+    return Coordinator(groups, plan_memory(groups, memory_bytes).layout, config=config, policy=policy)
+
+
+def _ample_bytes(groups: Sequence[Group], settings: RunSettings, needs: Needs) -> int:
+    """Return bytes with which nothing is ever given up; what isn't used costs nothing."""
+    num_running = 2 * settings.concurrency + 17
+    # What runs at once may be computed twice; each call may begin with a copy of a partly filled block.
+    running = num_running * (needs.longest_tokens // settings.block_size + 1)
+    num_token_blocks = needs.num_tokens // settings.block_size + 3 * needs.num_calls + running
+    num_checkpoints = 5 * needs.num_calls + needs.num_boundaries + num_running
+    if settings.checkpoint_interval:
+        num_checkpoints += needs.num_tokens // settings.checkpoint_interval
+    blocks = [num_checkpoints if group.block_size == ENDLESS else num_token_blocks for group in groups]
+    # Some of the memory is not given to checkpoints that are laid on the way.
+    return 2 * sum((count + 64) * group.block_bytes for count, group in zip(blocks, groups, strict=True))
 
 
 class Run:
@@ -174,26 +209,34 @@ class Run:
         coordinator: Coordinator,
         runner: Runner,
         *,
+        recorded: Future | None = None,
+        future: Future | None = None,
         on_request: Callable[[], object] = lambda: None,
     ) -> None:
-        """on_request is called whenever a call has ended."""
+        """on_request is called whenever a call has ended.
+
+        recorded: is told where each call was hit. future: is told of each call that is submitted.
+        """
         self.settings = settings
         self._coordinator = coordinator
         self._runner = runner
         self._on_request = on_request
+        self._recorded = recorded
+        self._future = future
+        self._num_calls: dict[str, int] = {}
+        """By session: calls submitted or refused."""
         self._naming = Naming(items)
         self._hasher = NameHasher(coordinator.match_unit_tokens)
         self._sessions = Sessions(items, concurrency=settings.concurrency, keeps_pace=settings.pace == "trace")
         # Sub-agents come on top.
-        config = SchedulerConfig(
-            max_num_seqs=2 * settings.concurrency + 16, max_num_scheduled_tokens=settings.step_tokens
-        )
+        most = settings.max_num_seqs or 2 * settings.concurrency + 16
+        config = SchedulerConfig(max_num_seqs=most, max_num_scheduled_tokens=settings.step_tokens)
         self._scheduler = Scheduler(config, coordinator)
         self._recorder = Recorder(coordinator)
         self._infinite = InfiniteCache()
         self._now = 0.0
-        self._in_flight: dict[str, tuple[str, float]] = {}
-        """By request: its session, and when it was submitted."""
+        self._in_flight: dict[str, tuple[str, int, float]] = {}
+        """By request: its session, which of its calls it is, and when it was submitted."""
         self._first_token_s: dict[str, float] = {}
         self._num_submitted = 0
 
@@ -218,6 +261,10 @@ class Run:
                 self._on_request()
 
     def _submit(self, item: WorkItem, following: WorkItem | None) -> bool:
+        turn = self._num_calls.get(item.session, 0)
+        self._num_calls[item.session] = turn + 1
+        if self._future is not None:
+            self._future.pass_call((item.session, turn))
         tokens, answer = self._naming.tokens(item, following)
         request = self._make_request(item, tokens)
         try:
@@ -225,7 +272,7 @@ class Run:
         except PromptTooLongError:
             return False
         self._num_submitted += 1
-        self._in_flight[request.request_id] = item.session, self._now
+        self._in_flight[request.request_id] = item.session, turn, self._now
         self._runner.begin(request, iter(answer) if answer else repeat(0))
         known = self._infinite.add(tokens, request.num_prompt_tokens)
         self._recorder.totals.num_infinite_tokens += min(known, request.num_prompt_tokens - CacheExplanation.LAST)
@@ -254,13 +301,16 @@ class Run:
                 self._finish(update.request)
 
     def _finish(self, request: Request) -> None:
-        session, submitted_s = self._in_flight.pop(request.request_id)
+        session, turn, submitted_s = self._in_flight.pop(request.request_id)
         first_token_s = self._first_token_s.pop(request.request_id)
         assert request.cache is not None, f"{request} ended without a look-up"
         self._recorder.take(request.cache, request.num_output_tokens, first_token_s - submitted_s)
         self._recorder.sample(self._now, self._scheduler.num_running, self._scheduler.num_waiting)
         tokens = request.token_ids
         self._infinite.add(tokens, len(tokens) - 1)
+        if self._recorded is not None:
+            unit = self._coordinator.match_unit_tokens
+            self._recorded.note_use((session, turn), request, submitted_s, unit_tokens=unit)
         self._runner.end(request)
         self._sessions.end(session, self._now)
         self._on_request()

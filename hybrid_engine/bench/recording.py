@@ -116,8 +116,8 @@ def group_name(group: Group) -> str:
 
 
 def unowned_bytes(coordinator: Coordinator) -> int:
-    """Return the bytes that belong to no group now: none, where each group has a pool of its own."""
-    return 0
+    """Return the bytes that belong to no group now: they go to whichever needs them."""
+    return sum(arena.num_unowned * arena.region.extent_bytes for arena in coordinator.arenas)
 
 
 def orphan_bytes(coordinator: Coordinator) -> int:

@@ -70,7 +70,9 @@ class Renderer:
         """Return a call as it is replayed: texts as tokens, in pieces that prompts share, blocks as they are."""
         when = {each.name: getattr(call.when, each.name) for each in fields(call.when)}
         if isinstance(call, BlockCall):
-            prompt = BlockPrompt(call.num_prompt_tokens, call.block_runs, call.block_tokens, call.scope)
+            prompt = BlockPrompt(
+                call.num_prompt_tokens, call.block_runs, call.block_tokens, call.scope, call.names_answer
+            )
             ends = call.message_boundaries
             return WorkItem(call.session, prompt, call.num_answer_tokens, message_boundaries=ends, **when)
         if isinstance(call, TextCall):

@@ -51,13 +51,15 @@ class NamedTokens:
 
 
 class NameHasher(BlockHasher):
-    """Takes blocks' names for their hashes."""
+    """Takes the name of the last block in a match unit, which has whole ones, for the hash."""
 
     def root(self, *, cache_salt: str = "", adapter: str = "") -> BlockHash:
         return ROOT
 
     def extend(self, hashes: list[BlockHash], root: BlockHash, token_ids: Any) -> None:
-        hashes += token_ids.names[len(hashes) : len(token_ids) // self.match_unit_tokens]
+        stride = self.match_unit_tokens // token_ids.block_tokens
+        end = len(token_ids) // self.match_unit_tokens
+        hashes += token_ids.names[(len(hashes) + 1) * stride - 1 : end * stride : stride]
 
 
 class TokenFreeRequest(Request):
@@ -96,6 +98,8 @@ class BlockNames:
         num_full, num_blocks = prompt.num_tokens // size, -(-(prompt.num_tokens + num_answer_tokens) // size)
         own = self._names(session, prompt)
         shown = own[:num_blocks]
+        if prompt.names_answer:
+            num_full = len(shown)
         if following is not None and (following.block_tokens, following.scope) == (size, prompt.scope):
             end = min(num_blocks, following.num_tokens // size)
             if end > num_full and self._part(following, num_full - 1, num_full) == own[num_full - 1 : num_full]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hybrid_engine.bench.block_formats import read_blocks, read_mooncake, read_weka
+from hybrid_engine.bench.cache_logs import read_cache_log
 from hybrid_engine.bench.calls import BlockCall, Call, Message, MessageCall, Row
 from hybrid_engine.bench.message_formats import (
     has_request,
@@ -55,6 +56,7 @@ def _is_transcript(values: Any) -> bool:
 
 
 FORMATS = {
+    "cache-log": Format(_has("cache_log"), read_cache_log, "cache_log, in its first line"),
     "calls": Format(_has("messages", "output", "session"), read_calls, "session, messages and output"),
     "transcripts": Format(_is_transcript, read_transcripts, "session, turn and messages"),
     "openai": Format(has_request, read_openai, "messages, also inside body or request"),
@@ -122,6 +124,12 @@ def _detect(row: Row) -> str:
     seen = f"the row has {sorted(row.names)!r:.200}" if row.names else f"it is {row.values!r:.60}"
     known = "; ".join(f"{name}: {each.needs}" for name, each in FORMATS.items())
     raise TraceError(f"{row.where}: the format is not known, {seen}. Known are {known}")
+
+
+def rows_of(path: Path) -> Iterator[Row]:
+    """Iterate over a trace's lines, or the documents that its files are, whatever their format."""
+    for file in _files(path):
+        yield from _rows(file)
 
 
 def _files(path: Path) -> list[Path]:

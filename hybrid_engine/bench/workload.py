@@ -39,6 +39,8 @@ class BlockPrompt:
     block_tokens: int
     scope: str = ""
     """Equal ids stand for equal prefixes within one scope."""
+    names_answer: bool = False
+    """Whether the runs go on through the answer's full blocks; otherwise the session's next prompt shows them."""
 
 
 Prompt = TokenPrompt | BlockPrompt

@@ -95,7 +95,7 @@ class CheckpointIndex:
             pool.on_checkpoint_lost = self._give_up
             if self._is_unit:
                 pool.needed = {}
-                pool.make_empty = self._give_up_for
+                pool.arena.give_up_one = self.give_up_one
 
     def __iter__(self) -> Iterator[Checkpoint]:
         for siblings in self._by_parent.values():
@@ -210,12 +210,6 @@ class CheckpointIndex:
     def _give_up(self, checkpoint: Checkpoint) -> None:
         self.on_given_up(checkpoint)
         self.forget(checkpoint)
-
-    def _give_up_for(self, pool: BlockPool, num_blocks: int) -> None:
-        """Give up checkpoints until a pool has so many empty blocks."""
-        while pool.free.num_empty < num_blocks:
-            is_one_less = self.give_up_one()
-            assert is_one_less, f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} empty"
 
     def _note_event(self, checkpoint: Checkpoint) -> None:
         self._num_events += 1

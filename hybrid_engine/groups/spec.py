@@ -46,6 +46,11 @@ class AttentionSpec:
         """Bytes that one block takes in one layer."""
         return self.layer_token_bytes * self.block_size
 
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the keys and of the values."""
+        return self.page_bytes // 2, self.page_bytes // 2
+
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
@@ -122,8 +127,13 @@ class MambaSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
+        return sum(self.tensor_bytes)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the convolution's inputs and of the recurrent state."""
         conv_bytes = math.prod(self.conv_shape) * self.conv_element_bytes
-        return conv_bytes + math.prod(self.ssm_shape) * self.ssm_element_bytes
+        return conv_bytes, math.prod(self.ssm_shape) * self.ssm_element_bytes
 
 
 LayerSpec = AttentionSpec | MambaSpec

@@ -71,7 +71,7 @@ def test_only_the_first_sessions_are_kept(conversations):
     [
         ([], "holds no model calls"),
         (["{"], "line 1: no valid JSON"),
-        (["[1]"], r"entry 0: the format is not known, it is 1. Known are calls: session, messages and output; "),
+        (["[1]"], r"entry 0: the format is not known, it is 1. Known are .*; calls: session, messages and output; "),
         ([{"text": "x"}], r"line 1: the format is not known, the row has \['text'\]"),
         ([{"input_tokens": 3, "output_tokens": 2, "hash_ids": None}], "lengths but no hash_ids"),
         ([call("a", "delta", user("x"))], "extends session 'a', of which there was no call before"),
