@@ -169,12 +169,13 @@ def _note(section: Section) -> str:
 
 
 def _lines(section: Section) -> list[list[PrefixRun]]:
-    """Return the runs that are drawn, by memory size."""
-    num_left, lines = MAX_PANELS, []
+    """Return the runs that are drawn: a line for each memory size, or one for all where each has a single policy."""
+    num_left = MAX_PANELS
+    lines: list[list[PrefixRun]] = []
     for runs in section.by_memory():
         lines.append(runs[:num_left])
         num_left -= len(lines[-1])
-    return lines
+    return lines if len(section.policies) > 1 else [[run for line in lines for run in line]]
 
 
 def _policy_keys(section: Section) -> list[Key]:

@@ -100,6 +100,13 @@ def test_traces_stand_apart_and_share_a_legend_where_policies_are_the_same():
     assert text.count("<h3>one · a model</h3>") == 3
 
 
+@pytest.mark.parametrize(("policies", "num_lines"), [(("lru",), 1), (("lru", "value"), 2)])
+def test_memories_stand_below_each_other_where_policies_are_to_be_compared(policies, num_lines):
+    runs = [small_run(policy, memory_bytes=size * GIB) for size in (4, 8) for policy in policies]
+    misses = to_html(small_report(*runs)).partition('<section id="misses">')[2].partition("</section>")[0]
+    assert misses.count('<div class="panels">') == num_lines
+
+
 def test_seconds_are_called_what_they_are():
     measured = small_run("value")
     measured.settings.is_measured = True
