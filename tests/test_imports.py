@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "step_plan",
     },
-    "plan": {"errors", "groups"},
+    "plan": {"coordinator", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
     "progress": {"coordinator", "request"},
@@ -111,6 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structured": {"errors", "sampling_params"},
     "runner": {
         "errors",
+        "groups.layout",
         "groups.spec",
         "kernels",
         "models",
@@ -175,7 +176,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
     | BOOKKEEPING
-    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer"},
+    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"},
     "cli": API | {"bench", "chat", "demo", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
