@@ -18,12 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_COLOURS = 8
-INK, GRID, SURFACE = "#010f01", "#010f02", "#010f03"
+INK, GRID = "#010f01", "#010f02"
 SERIES = tuple(f"#010f{index:02x}" for index in range(0x10, 0x10 + NUM_COLOURS))
 """Take colours from here by index: more things than these need another way to be told apart."""
-VARIABLES = {INK: "--ink", GRID: "--grid", SURFACE: "--surface"} | {
-    colour: f"--series-{index}" for index, colour in enumerate(SERIES)
-}
+VARIABLES = {INK: "--ink", GRID: "--grid"} | {colour: f"--series-{index}" for index, colour in enumerate(SERIES)}
 STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": INK,
