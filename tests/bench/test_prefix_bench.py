@@ -1,7 +1,5 @@
 """Runs that are compared: policies, memory sizes, who knows the future, real weights."""
 
-import json
-import sys
 
 import pytest
 from small_traces import block_row, call, user
@@ -64,7 +62,9 @@ def test_the_bytes_of_all_groups_and_of_none_are_the_memory_at_every_sample():
     series = run([text("a", 1), text("a", 1, 2), text("b", 1, 3)], memory_bytes=GIB // 2).series
     for index in range(len(series.time_s)):
         owned = sum(
-            sizes[index] for group in series.groups for sizes in (group.held_bytes, group.cached_bytes, group.empty_bytes)
+            sizes[index]
+            for group in series.groups
+            for sizes in (group.held_bytes, group.cached_bytes, group.empty_bytes)
         )
         assert GIB // 2 * 0.9 < owned + series.unowned_bytes[index] <= GIB // 2
 
@@ -80,7 +80,7 @@ def test_many_samples_become_fewer_and_keep_the_sums():
 
 def test_a_prompt_that_can_never_fit_is_refused_and_its_session_goes_on():
     items = [text("a", *range(80)), text("a", 1)]
-    found = run(items, memory_bytes=190 * 2**20)
+    found = run(items, memory_bytes=64 * 2**20)
     assert (found.totals.num_refused, found.totals.num_requests) == (1, 1)
 
 
@@ -98,9 +98,9 @@ def test_the_future_is_where_calls_were_hit_and_moves_on_as_they_come():
 def test_who_knows_the_future_keeps_what_comes_again():
     # A loop over three prompts with place for two: what was used longest ago is what comes next.
     items = [text(f"{turn} {name}", name, name + 10, name + 20) for turn in range(6) for name in (1, 2, 3)]
-    bench = Bench("loop", items, memories=("60%",), concurrency=1, pace="fast", checkpoint_interval=0)
+    bench = Bench("loop", items, memories=("96MiB",), concurrency=1, pace="fast")
     (found,) = compare(bench).runs
-    assert found.totals.num_clairvoyant_tokens > 1.5 * found.totals.num_hit_tokens
+    assert (found.totals.num_hit_tokens, found.totals.num_clairvoyant_tokens) == (0, 8 * 176)
     assert found.totals.num_clairvoyant_tokens <= found.totals.num_infinite_tokens
 
 
@@ -146,7 +146,7 @@ def test_blocks_may_be_a_multiple_of_those_that_a_trace_knows():
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    return load(tiny_hybrid.find_model(tiny_hybrid.NAME), dtype="float32")
+    return load(tiny_hybrid.find_model(tiny_hybrid.NAME))
 
 
 def test_a_measured_run_hits_what_a_modelled_one_does_and_says_how_long_it_took(tiny_model):
@@ -187,12 +187,12 @@ def command(*arguments: str) -> int:
 def test_the_command_shows_a_table_and_writes_what_it_found(write_trace, tmp_path, capsys):
     trace = write_trace(block_row(1, 2, 3), block_row(1, 2, 4), block_row(1, 2, 4))
     written = tmp_path / "found.json"
-    options = ("--memory", "1GiB,50%", "--pace", "fast", "--json", str(written))
+    options = ("--memory", "1GiB,500%", "--pace", "fast", "--json", str(written))
     assert command("bench", "prefix", "--trace", str(trace), *options) == 0
     shown = capsys.readouterr().out
     assert "of infinite" in shown
     report = read_report(written.read_text())
-    assert [each.settings.memory_share for each in report.runs] == [None, 0.5]
+    assert [each.settings.memory_share for each in report.runs] == [None, 5.0]
     assert report.runs[0].totals.num_clairvoyant_tokens is not None
 
 
@@ -208,4 +208,4 @@ def test_the_command_runs_real_weights(write_trace, tmp_path):
     assert command("bench", "prefix", "--trace", str(trace), "--no-clairvoyant", *options) == 0
     (found,) = read_report(written.read_text()).runs
     assert (found.settings.is_measured, found.totals.num_requests) == (True, 2)
-    assert json.loads(written.read_text())["command"].startswith("hybrid-engine") and sys.argv
+    assert read_report(written.read_text()).command.startswith("hybrid-engine")
