@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,11 +28,10 @@ from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
 from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.managers import make_manager
-from hybrid_engine.groups.pool import BlockPool
+from hybrid_engine.groups.memory import CacheMemory
 from hybrid_engine.groups.spec import ENDLESS, Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
-from hybrid_engine.step_plan import WHOLE_BLOCK, BlockCopy, BlockId, BlockMove
 
 NO_HIT_BLOCKS: tuple[list[Block], ...] = ()
 
@@ -61,19 +59,18 @@ class Coordinator:
         self.match_unit_tokens = math.gcd(*sizes)
         self.alignment_tokens = math.lcm(*sizes)
         self.hasher = BlockHasher(self.match_unit_tokens, key=self.config.hash_key)
-        self.layout = memory if isinstance(memory, MemoryLayout) else split_memory(self.groups, memory)
-        self.managers = self._make_managers()
-        self._index_of = {manager.pool: i for i, manager in enumerate(self.managers)}
-        self._copies: list[BlockCopy] = []
-        self._moves: list[BlockMove] = []
-        self.arenas = tuple({id(manager.pool.arena): manager.pool.arena for manager in self.managers}.values())
+        layout = memory if isinstance(memory, MemoryLayout) else split_memory(self.groups, memory)
+        self.memory = CacheMemory(layout, max_evicted_keys=self.config.max_evicted_keys)
+        self.managers: tuple[GroupManager, ...] = tuple(
+            make_manager(group.spec, pool, match_unit_tokens=self.match_unit_tokens)
+            for group, pool in zip(self.groups, self.memory.pools, strict=True)
+        )
         self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
         self.last_shortage: tuple[Arena, int] | None = None
         """Where the last allocation that was refused lacked room, and how many extents of it."""
         self._check_capacity()
         self.capacity_tokens = self._find_capacity()
         """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
-        self._num_token_pools = Counter(manager.pool.arena for manager in self.managers if not manager.is_state)
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
@@ -88,18 +85,8 @@ class Coordinator:
             alignment_tokens=self.alignment_tokens,
         )
         self.recorder = CheckpointRecorder(
-            self.groups, self.managers, self.lookup, self.checkpoints, self.config, copy=self.copy
+            self.groups, self.managers, self.lookup, self.checkpoints, self.config, copy=self.memory.copy
         )
-
-    def _make_managers(self) -> tuple[GroupManager, ...]:
-        arenas = [Arena(region) for region in self.layout.regions]
-        managers: dict[int, GroupManager] = {}
-        for arena in arenas:
-            arena.on_move = self._move
-            for i in arena.region.group_ids:
-                pool = BlockPool(arena, max_evicted_keys=self.config.max_evicted_keys)
-                managers[i] = make_manager(self.groups[i].spec, pool, match_unit_tokens=self.match_unit_tokens)
-        return tuple(managers[i] for i in range(len(self.groups)))
 
     # Capacity
 
@@ -108,17 +95,9 @@ class Coordinator:
         capacity = self.capacity_tokens
         if num_prompt_tokens > capacity:
             raise PromptTooLongError(
-                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory ({self.layout.num_bytes:,} bytes in "
-                f"{self._describe_blocks()}) holds {capacity:,} of one request: shorten the prompt or give the cache "
-                f"more memory"
+                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory ({self.memory.describe()}) "
+                f"holds {capacity:,} of one request: shorten the prompt or give the cache more memory"
             )
-
-    def _describe_blocks(self) -> str:
-        sizes = sorted({group.block_size for group in self.groups if group.block_size != ENDLESS})
-        blocks = [f"blocks of {' and '.join(map(str, sizes))} tokens"] if sizes else []
-        return " and ".join(
-            blocks + (["states"] if len(sizes) < len({group.block_size for group in self.groups}) else [])
-        )
 
     def _find_capacity(self) -> int:
         """Find the longest request that fits alone, computed token by token: windows then hold least."""
@@ -130,8 +109,8 @@ class Coordinator:
         return bisect_left(range(high), True, lo=low, key=lambda num_tokens: not self._fits(num_tokens + 1))
 
     def _fits(self, num_tokens: int) -> bool:
-        peaks = {manager.pool: manager.num_peak_blocks(num_tokens, chunk_tokens=1) for manager in self.managers}
-        return not any(arena.num_extents_short([peaks[pool] for pool in arena.pools]) for arena in self.arenas)
+        peaks = [manager.num_peak_blocks(num_tokens, chunk_tokens=1) for manager in self.managers]
+        return self.memory.find_shortage(peaks) is None
 
     def _check_capacity(self) -> None:
         for group, manager in zip(self.groups, self.managers, strict=True):
@@ -216,9 +195,7 @@ class Coordinator:
             needed = list(map(max, wanted, peaks))
         if reserved_blocks or watermark:
             needed = [
-                # A request never needs a second working state to grow.
-                count + reserved_blocks + (0 if manager.is_state else self._margin_blocks(manager.pool, watermark))
-                for manager, count in zip(self.managers, needed, strict=True)
+                count + reserved_blocks + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)
             ]
         if self._is_short(needed, hits, partials):
             return False
@@ -228,10 +205,6 @@ class Coordinator:
             self.cache_blocks(request, num_computed)
         return True
 
-    def _margin_blocks(self, pool: BlockPool, watermark: float) -> int:
-        """Return a pool's part of the share of an arena that is to stay free."""
-        return math.ceil(watermark * pool.num_blocks / self._num_token_pools[pool.arena])
-
     def _is_short(
         self,
         needed: Sequence[int],
@@ -240,22 +213,15 @@ class Coordinator:
     ) -> bool:
         """Return whether there is no room for so many blocks of each group beside a hit, and note where."""
         # Those of a hit that nobody holds are counted only where it can matter.
-        most = [count + len(hit) + 1 for count, hit in zip(needed, hits, strict=True)]
-        if all(
-            manager.pool.num_held + count <= manager.pool.num_owned
-            for manager, count in zip(self.managers, most, strict=True)
-        ):
+        if self.memory.has_at_hand([count + len(hit) + 1 for count, hit in zip(needed, hits, strict=True)]):
             return False
-        exact = {
-            manager.pool: count + manager.num_cached_blocks(hit, partial)
-            for manager, count, hit, partial in zip(self.managers, needed, hits, partials, strict=True)
-        }
-        for arena in self.arenas:
-            num_short = arena.num_extents_short([exact[pool] for pool in arena.pools])
-            if num_short:
-                self.last_shortage = arena, num_short
-                return True
-        return False
+        self.last_shortage = self.memory.find_shortage(
+            [
+                count + manager.num_cached_blocks(hit, partial)
+                for manager, count, hit, partial in zip(self.managers, needed, hits, partials, strict=True)
+            ]
+        )
+        return self.last_shortage is not None
 
     def _take(
         self,
@@ -353,33 +319,6 @@ class Coordinator:
                 block = manager.pool.cached.get(manager.key(request.block_hashes, block_index))
                 if block is not None and block.queue is not None:
                     manager.pool.keep_longer(block)
-
-    # What must be copied before the next step
-
-    def copy(self, group_index: int, source: Block, target: Block, num_slots: int) -> None:
-        """Let the first slots of a block, or a state, be copied before the next step, after all that was asked before."""
-        group_id = self.groups[group_index].group_id
-        self._copies.append(BlockCopy(group_id, source.block_id, target.block_id, num_slots))
-
-    def _move(self, pool: BlockPool, source_id: BlockId, target_id: BlockId) -> None:
-        group = self.groups[self._index_of[pool]]
-        self._copies.append(BlockCopy(group.group_id, source_id, target_id, WHOLE_BLOCK))
-        self._moves.append(BlockMove(group.group_id, source_id, target_id))
-
-    def take_copies(self) -> tuple[tuple[BlockCopy, ...], tuple[BlockMove, ...]]:
-        """Return what the next step must copy first, in this order, and which of that are moves; forget it here."""
-        copies, moves = tuple(self._copies), tuple(self._moves)
-        self._copies.clear()
-        self._moves.clear()
-        return copies, moves
-
-    def stored_id(self, group_index: int, block: Block) -> BlockId:
-        """Return where a block's bytes lie until the next step begins: elsewhere if it is to be moved then."""
-        group_id, block_id = self.groups[group_index].group_id, block.block_id
-        for move in reversed(self._moves):
-            if move.group_id == group_id and move.target_id == block_id:
-                block_id = move.source_id
-        return block_id
 
     # Facts for reports and tests
 

@@ -26,14 +26,14 @@ class MemoryPlan:
         """Bytes that are allocated: all extents, and the null block."""
         return self.layout.num_bytes
 
-    @cached_property
+    @property
     def capacity_tokens(self) -> int:
         """Most tokens of one request that fit when nothing else runs."""
-        return Coordinator(self.groups, self.layout).capacity_tokens
+        return self._coordinator.capacity_tokens
 
     def most_blocks(self) -> tuple[int, ...]:
         """Return how many blocks of each group would fit if it had all the memory."""
-        return tuple(manager.pool.num_blocks for manager in self._managers)
+        return tuple(manager.pool.num_blocks for manager in self._coordinator.managers)
 
     def request_bytes(self, num_tokens: int, *, chunk_tokens: int = 1, num_states: int = 1) -> Mapping[int, int]:
         """Return the bytes that one request of num_tokens takes, by group.
@@ -43,7 +43,7 @@ class MemoryPlan:
         """
         return {
             group.group_id: group.block_bytes * _num_blocks(manager, num_tokens, chunk_tokens, num_states)
-            for group, manager in zip(self.groups, self._managers, strict=True)
+            for group, manager in zip(self.groups, self._coordinator.managers, strict=True)
         }
 
     def num_requests(self, num_tokens: int, *, chunk_tokens: int = 1, num_states: int = 1) -> int:
@@ -58,16 +58,12 @@ class MemoryPlan:
         return low
 
     def _fits(self, num_requests: int, num_tokens: int, chunk_tokens: int, num_states: int) -> bool:
-        wanted = {
-            manager.pool: num_requests * _num_blocks(manager, num_tokens, chunk_tokens, num_states)
-            for manager in self._managers
-        }
-        arenas = {manager.pool.arena for manager in self._managers}
-        return not any(arena.num_extents_short([wanted[pool] for pool in arena.pools]) for arena in arenas)
+        each = [_num_blocks(manager, num_tokens, chunk_tokens, num_states) for manager in self._coordinator.managers]
+        return self._coordinator.memory.find_shortage([num_requests * count for count in each]) is None
 
     @cached_property
-    def _managers(self) -> tuple[GroupManager, ...]:
-        return Coordinator(self.groups, self.layout).managers
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(self.groups, self.layout)
 
 
 def plan_memory(groups: Sequence[Group], memory_bytes: int) -> MemoryPlan:

@@ -153,11 +153,11 @@ class Scheduler:
 
     def _launch(self, builder: StepBuilder) -> StepPlan:
         if not builder.requests:
-            copies, moves = self.coordinator.take_copies()
+            copies, moves = self.coordinator.memory.take_copies()
             return builder.build(self.stats.num_steps, (), copies=copies, moves=moves)
         # Last, since who was looked at for this step may have asked for a state on the way.
         builder.mark_launched(self.coordinator.recorder)
-        copies, moves = self.coordinator.take_copies()
+        copies, moves = self.coordinator.memory.take_copies()
         plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids(), copies=copies, moves=moves)
         self._launched[plan.step_id] = builder.requests
         self.stats.num_steps += 1

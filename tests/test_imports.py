@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "step_plan",
     },
-    "plan": {"errors", "groups"},
+    "plan": {"coordinator", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
     "progress": {"coordinator", "request"},
@@ -111,6 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "structured": {"errors", "sampling_params"},
     "runner": {
         "errors",
+        "groups.layout",
         "groups.spec",
         "kernels",
         "models",

@@ -42,7 +42,7 @@ class MeasuredRunner:
     """Runs a model on a coordinator's cache memory; steps take as long as they take."""
 
     def __init__(self, model: Model, coordinator: Coordinator, *, device: str = "cpu") -> None:
-        self._runner = ModelRunner(model, coordinator.groups, coordinator.layout, device=device)
+        self._runner = ModelRunner(model, coordinator.groups, coordinator.memory.layout, device=device)
         self._vocab_size = model.info.vocab_size
         self._sampler = ToldSampler(self._vocab_size)
         self._runner._sampler = self._sampler

@@ -117,7 +117,7 @@ def group_name(group: Group) -> str:
 
 def unowned_bytes(coordinator: Coordinator) -> int:
     """Return the bytes that belong to no group now: they go to whichever needs them."""
-    return sum(arena.num_unowned * arena.region.extent_bytes for arena in coordinator.arenas)
+    return sum(arena.num_unowned * arena.region.extent_bytes for arena in coordinator.memory.arenas)
 
 
 def orphan_bytes(coordinator: Coordinator) -> int:

@@ -1,4 +1,4 @@
-"""Where the bytes of the caches lie: one allocation, regions of it, extents, blocks, and the layers' tensors in a block.
+"""Where the bytes of the caches lie: one allocation, its regions, extents, blocks, and the layers' tensors in a block.
 
 A *region* is cut into equal extents; those of one region flow between the groups that share it (`groups/arena.py`). A
 block's id is its distance from the region's start in a unit that divides every group's blocks, so that a kernel finds
@@ -138,7 +138,8 @@ class MemoryLayout:
         end = 0
         for of_layer in pages.offsets:
             for offset, num_bytes in zip(of_layer, group.spec.tensor_bytes, strict=True):
-                assert offset >= end and offset % ALIGNMENT_BYTES == 0, f"{group}: a tensor at {offset}, {end} taken"
+                assert offset >= end, f"{group}: a tensor at {offset}, up to {end} is taken"
+                assert offset % ALIGNMENT_BYTES == 0, f"{group}: a tensor at {offset}, which is not aligned"
                 end = offset + num_bytes
         assert end <= pages.stride_bytes, f"{group}: {end} bytes in a block of {pages.stride_bytes}"
 

@@ -259,7 +259,7 @@ class BlockPool:
         extent.put(block, target.block_id)
 
     def fix(self, blocks: Iterable[Block]) -> None:
-        """Keep blocks where they lie until `unfix`: something outside the steps writes them. May be asked repeatedly."""
+        """Keep blocks where they lie until `unfix`, since something outside the steps writes them. Calls may nest."""
         for block in blocks:
             if block.extent is not None:
                 block.extent.num_fixed += 1

@@ -48,7 +48,7 @@ class CacheTensors:
         for length in shape[:0:-1]:
             stride.insert(0, stride[0] * length)
         start, row = region.start_bytes + offset_bytes, region.unit_bytes
-        assert start % size == 0 and row % size == 0, f"{dtype} at {start}, rows {row} apart"
+        assert start % size == row % size == 0, f"{dtype} at {start}, rows {row} apart"
         return self._bytes_X.view(dtype).as_strided(
             (region.num_ids(index), *shape), (row // size, *stride), start // size
         )
@@ -100,9 +100,7 @@ class CacheTensors:
 
     def _check_block(self, group_id: int, block_id: int) -> None:
         num_ids = self.layout.num_ids(group_id)
-        assert NULL_BLOCK_ID < block_id < num_ids, (
-            f"block {block_id} of group {group_id}, which has ids below {num_ids}"
-        )
+        assert NULL_BLOCK_ID < block_id < num_ids, f"block {block_id} of group {group_id}, ids are below {num_ids}"
 
 
 class _Rows:

@@ -40,7 +40,7 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
             {"kind": group.spec.kind, "layers": list(group.layer_indices), **asdict(group.spec)}
             for group in coordinator.groups
         ],
-        "memory_bytes": coordinator.layout.num_bytes,
+        "memory_bytes": coordinator.memory.layout.num_bytes,
         "block_size": coordinator.config.block_size,
         "checkpoint_interval": coordinator.config.checkpoint_interval,
         "eviction_policy": coordinator.config.eviction_policy,

@@ -49,7 +49,7 @@ def test_copies_run_in_the_order_given(cache):
 
 @pytest.mark.parametrize(("source_id", "target_id"), [(0, 1), (1, 0), (5, 1), (1, 5), (-1, 1)])
 def test_a_copy_from_or_to_what_no_request_may_hold_is_an_error(cache, source_id, target_id):
-    with pytest.raises(AssertionError, match=r"of group 1, which has ids below 5"):
+    with pytest.raises(AssertionError, match=r"of group 1, ids are below 5"):
         cache.copy_blocks([BlockCopy(1, source_id, target_id, 2)])
 
 
