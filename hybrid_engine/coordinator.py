@@ -195,9 +195,7 @@ class Coordinator:
             needed = list(map(max, wanted, peaks))
         if reserved_blocks or watermark:
             reserved = [reserved_blocks] * num_groups if isinstance(reserved_blocks, int) else reserved_blocks
-            needed = [
-                count + reserved[i] + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)
-            ]
+            needed = [count + reserved[i] + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)]
         if self._is_short(needed, hits, partials):
             return False
         request.held = held

@@ -70,25 +70,29 @@ MIXES = (
     Mix("half and half", (LONG, *(SHORT,) * (LONG.mean_tokens // SHORT.mean_tokens))),
 )
 
+NUM_REFINEMENTS = 2
+MOST_RUNS = len(MODELS) * len(MIXES) * (1 + len(FACTORS) + 2 * NUM_REFINEMENTS)
+"""Simulations of `run`."""
 
-def run(*, memory_bytes: int, on_run: Callable[[], object] = lambda: None) -> Report:
-    """Measure all models and mixes. on_run is called after each of `num_runs` simulations at most."""
-    figures = []
+
+def run(*, memory_bytes: int, on_run: Callable[[], object] = lambda: None) -> Iterator[Report]:
+    """Measure all mixes, model by model. on_run is called after each simulation."""
     for name in MODELS:
         groups = group_layers(describe(name, CONFIGS[name], block_size=BLOCK_SIZE).specs)
+        figures = []
         for mix in MIXES:
             shared = concurrency(groups, share_memory(groups, memory_bytes), mix)
             on_run()
             best, share = search_split(groups, memory_bytes, mix, on_run=on_run)
-            label = f"{name}, {mix.name}"
-            figures.append(Figure(f"{label}: one arena", "requests running", (shared,)))
-            figures.append(Figure(f"{label}: best split, {share:.1%} to the smaller group", "requests running", (best,)))
-            figures.append(Figure(f"{label}: arena by best split", "x", (shared / best,), at_least=1 - WITHIN))
-    notes = (
-        f"{memory_bytes / 2**30:.0f} GiB of cache, blocks of {BLOCK_SIZE} tokens, prompts in chunks of {CHUNK:,}",
-        "mean over the steps in which others wait; the split is searched for each model and mix, the arena is told nothing",
-    )
-    return Report("Requests that run at once", tuple(figures), notes)
+            split = f"best split, {share:.1%} to the smaller group"
+            figures.append(Figure(f"{mix.name}: one arena", "requests running", (shared,)))
+            figures.append(Figure(f"{mix.name}: {split}", "requests running", (best,)))
+            figures.append(Figure(f"{mix.name}: arena by best split", "x", (shared / best,), at_least=1 - WITHIN))
+        notes = (
+            f"{memory_bytes / 2**30:.0f} GiB of cache, blocks of {BLOCK_SIZE} tokens, prompts in chunks of {CHUNK:,}",
+            "mean over the steps in which others wait; the split is searched for each mix, the arena is told nothing",
+        )
+        yield Report(f"Requests of {name} that run at once", tuple(figures), notes)
 
 
 def concurrency(groups: Sequence[Group], layout: MemoryLayout, mix: Mix) -> float:
@@ -105,8 +109,8 @@ def concurrency(groups: Sequence[Group], layout: MemoryLayout, mix: Mix) -> floa
             num_left -= 1
             scheduler.add_request(next(requests))
         plan = scheduler.schedule()
-        sampled = {each: (1,) for each, due in zip(plan.request_ids, plan.is_sampled, strict=True) if due}
-        scheduler.update(plan, StepResult(plan.step_id, sampled))
+        due = [each for each, is_due in zip(plan.request_ids, plan.is_sampled, strict=True) if is_due]
+        scheduler.update(plan, StepResult(plan.step_id, dict.fromkeys(due, (1,))))
         if scheduler.num_waiting and num_left < num_measured:
             total += scheduler.num_running
             num_steps += 1
@@ -143,7 +147,7 @@ def search_split(
 
     for factor in FACTORS:
         measure(factor * typical)
-    for _ in range(2):
+    for _ in range(NUM_REFINEMENTS):
         shares = sorted(found)
         best = shares.index(max(found, key=lambda share: found[share]))
         for neighbour in (best - 1, best + 1):
