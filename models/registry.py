@@ -13,6 +13,8 @@ from hybrid_engine.models import (
     bamba,
     cohere,
     gemma,
+    gemma3n,
+    gemma4,
     gpt_oss,
     granite_swa,
     jamba,
@@ -48,6 +50,8 @@ ARCHITECTURES = {
     "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "gemma3n_text": Architecture(gemma3n.resolve_gemma3n, gemma3n.build),
+    "gemma4_text": Architecture(gemma4.resolve_gemma4, gemma4.build),
     "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),
     "granite_swa": Architecture(granite_swa.resolve_granite_swa, granite_swa.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
@@ -107,7 +111,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
     model = build_model(checkpoint.config, dtype=dtype, device=device)
-    load_weights(model.weights(), checkpoint, dtype=dtype, device=device)
+    load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
     return model.eval()
 

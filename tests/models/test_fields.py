@@ -22,6 +22,7 @@ SMALL = {
     "num_heads": 6,
     "head_dim": 8,
     "n_groups": 2,
+    "num_kv_shared_layers": 0,
 }
 LLAMA, GEMMA = SMALL | {"model_type": "llama"}, SMALL | {"model_type": "gemma2"}
 JAMBA = SMALL | {"model_type": "jamba"}
