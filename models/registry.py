@@ -30,6 +30,7 @@ from hybrid_engine.models import (
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
+from hybrid_engine.weights.dequantised import dequantised, quant_method
 from hybrid_engine.weights.loader import load_weights
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -85,7 +86,7 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     if not isinstance(config, Mapping):
         raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
-    check_unquantised({**values, **config})
+    quant_method(config)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
@@ -93,23 +94,12 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     return architecture.build(architecture.resolve(values), dtype).to(device)
 
 
-def check_unquantised(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a config that says that its weights are quantised: they would be read as something else."""
-    for key in ("quantization_config", "compression_config"):
-        found = values.get(key)
-        if found is not None:
-            method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
-            raise ConfigError(
-                f"the model's config has {key} ({method}): quantised safetensors aren't read here, take the model in "
-                f"bfloat16, float16 or float32, or as a GGUF file"
-            )
-
-
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
     """Build a model and fill it from a checkpoint, every tensor accounted for.
 
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
+    checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
     load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
