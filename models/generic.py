@@ -156,8 +156,8 @@ class Generic(Model):
             if not difference <= TOLERANCES[self.dtype]:
                 raise refused(
                     kind,
-                    f"its logits in pieces differ from those of a whole text by {difference:.2g} of their deviation: it "
-                    f"uses something of earlier tokens beside keys and values",
+                    f"its logits in pieces differ from those of a whole text by {difference:.2g} of their deviation: "
+                    f"it uses something of earlier tokens beside keys and values",
                 )
 
     @torch.inference_mode()
