@@ -23,7 +23,7 @@ def summary(plan: EnginePlan) -> str:
     """Say in one line what the model is."""
     info = plan.info
     return (
-        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {len(info.layers)} layers, "
+        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {info.num_layers} layers, "
         f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
         f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
     )
@@ -52,7 +52,8 @@ def layer_table(info: ModelInfo) -> Table:
 
 def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
     base = f"{layer.rope_theta:,.0f}" if layer.rope.rotary_size else "-"
-    counts = (str(layer.num_heads), str(layer.num_kv_heads), str(layer.head_size))
+    sizes = str(layer.head_size) if layer.v_head_size is None else f"{layer.head_size}/{layer.v_head_size}"
+    counts = (str(layer.num_heads), str(layer.num_kv_heads), sizes)
     return (_layer_reach(layer), *counts, base, layer.rope_scaling)
 
 
@@ -74,10 +75,11 @@ def group_table(plan: EnginePlan) -> Table:
     title = f"Cache memory: {format_bytes(memory.memory_bytes)}, shared by groups of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
     for group, num_blocks in zip(memory.groups, memory.most_blocks(), strict=True):
+        layers = tuple(plan.info.cached_layers[place].index for place in group.layer_indices)
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
-            f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
+            f"{len(layers)}: {_ranges(layers)}",
             "one state" if group.block_size == ENDLESS else str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
@@ -100,6 +102,8 @@ def capacity_line(plan: EnginePlan) -> str:
 
 
 def _layer_reach(layer: LayerInfo) -> str:
+    if layer.reads_layer is not None:
+        return f"what {layer.reads_layer} keeps"
     if layer.window is not None:
         return f"last {layer.window:,}"
     return "all" if layer.chunk is None else f"chunk of {layer.chunk:,}"

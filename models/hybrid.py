@@ -44,7 +44,11 @@ class MixerLayer(DecoderLayer):
         self.has_float32_residual = config.has_float32_residual
         self.residual_scale = config.residual_scale
         self.input_norm = Norm(f"{config.names.layers}.{info.index}.{config.names.input_norm}", config.hidden_size)
-        self.mixer = make_mixer(info, config)
+        self.mixer = self.make_mixer(info, config)
+
+    def make_mixer(self, info: LayerInfo, config: DecoderConfig) -> Mixer:
+        """What mixes the tokens."""
+        return make_mixer(info, config)
 
     def forward(
         self,
