@@ -23,7 +23,7 @@ def summary(plan: EnginePlan) -> str:
     """Say in one line what the model is."""
     info = plan.info
     return (
-        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {len(info.layers)} layers, "
+        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {info.num_layers} layers, "
         f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
         f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
     )
@@ -38,16 +38,22 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
 
 
 def layer_table(info: ModelInfo) -> Table:
-    """Show what each layer is."""
+    """Show what mixes the tokens of each layer; where two things do, in two rows."""
     has_experts = any(layer.num_experts for layer in info.layers)
     columns = ["layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"]
     columns += ["experts"] if has_experts else []
     table = new_table("Layers", *columns, left=("kind", "sees", "rope scaling"))
     for layer in info.layers:
-        cells = _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
+        cells = _row_cells(layer)
         experts = (_count(layer.num_experts),) if has_experts else ()
         table.add_row(str(layer.index), layer.kind.removesuffix("_attention"), *cells, *experts)
     return table
+
+
+def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
+    if not layer.has_cache:
+        return ("its token",) + 5 * ("-",)
+    return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
 
 
 def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
@@ -74,10 +80,11 @@ def group_table(plan: EnginePlan) -> Table:
     title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
     for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+        layers = tuple(plan.info.cached_layers[place].index for place in group.layer_indices)
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
-            f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
+            f"{len(layers)}: {_ranges(layers)}",
             "one state" if group.block_size == ENDLESS else str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",

@@ -19,6 +19,8 @@ from hybrid_engine.weights.parts import Weight
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
+MLP = "mlp"
+"""A layer that mixes no tokens and so keeps nothing."""
 RECURRENT = (MAMBA, MAMBA2, SHORT_CONV)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
@@ -35,6 +37,14 @@ class MambaInfo:
     """Mamba-2 only; a head has inner_size / num_heads channels."""
     num_groups: int = 1
     """Mamba-2 only: heads of a group share B and C, and the gated norm is over a group's channels."""
+    has_gated_norm: bool = True
+    """Mamba-2 only: without a norm the gate alone follows the scan (Falcon-H1)."""
+    is_normed_before_gate: bool = False
+    """Mamba-2 only: whether the gate multiplies what is normed, or is normed with it."""
+    gated_norm_eps: float | None = None
+    """Mamba-2 only: None: that of the other norms."""
+    column_scales: tuple[float, ...] = ()
+    """Mamba-2 only: what gate, scan's input, B, C and time steps are multiplied with once projected (Falcon-H1)."""
     dt_rank: int = 0
     """Mamba-1 only: the width through which the time steps are projected."""
     dt_limit: tuple[float, float] = (0.0, math.inf)
@@ -42,6 +52,8 @@ class MambaInfo:
     has_conv_bias: bool = True
     has_bias: bool = False
     """Whether the projections into and out of the layer have one."""
+    has_output_bias: bool | None = None
+    """Whether the projection out of the layer has one, where it isn't as the other."""
     has_inner_norms: bool = False
     """Whether time steps, B and C are normed (Jamba)."""
 
@@ -86,11 +98,12 @@ class ShortConvInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One row of the layer table."""
+    """One row of the layer table: what mixes a layer's tokens. A layer that does it in two ways has two rows."""
 
     index: int
+    """The layer's; rows of one layer share it and stand next to each other."""
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2" or "conv"."""
+    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2", "conv" or "mlp"."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -112,6 +125,11 @@ class LayerInfo:
         return self.mamba or self.short_conv
 
     @property
+    def has_cache(self) -> bool:
+        """Whether anything is kept between steps."""
+        return self.kind != MLP
+
+    @property
     def rope_theta(self) -> float:
         """Base of the rotary frequencies."""
         return self.rope.theta
@@ -122,7 +140,8 @@ class LayerInfo:
         return str(self.rope)
 
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
-        """What the layer keeps between steps."""
+        """What the row keeps between steps; it has_cache."""
+        assert self.has_cache, self
         if self.recurrent is not None:
             return MambaSpec(
                 conv_shape=(self.recurrent.num_conv_channels, self.recurrent.conv_width - 1),
@@ -144,6 +163,7 @@ class ModelInfo:
     architecture: str
     """The config's model_type."""
     layers: tuple[LayerInfo, ...]
+    """The layer table, first layer first."""
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
@@ -152,11 +172,20 @@ class ModelInfo:
     num_parameters: int
     """Elements of all weights; a tied head counts once."""
 
+    @property
+    def num_layers(self) -> int:
+        """Layers; the table has as many rows or more."""
+        return len({layer.index for layer in self.layers})
+
+    @property
+    def cached_layers(self) -> tuple[LayerInfo, ...]:
+        """The rows that keep anything. What bookkeeping and runner call a layer's index is a place in here."""
+        return tuple(layer for layer in self.layers if layer.has_cache)
+
     def cache_specs(self, *, block_size: int, element_bytes: int) -> dict[int, LayerSpec]:
-        """What each layer keeps between steps, by layer index."""
-        return {
-            layer.index: layer.cache_spec(block_size=block_size, element_bytes=element_bytes) for layer in self.layers
-        }
+        """What each of cached_layers keeps between steps, by its place there."""
+        sizes = {"block_size": block_size, "element_bytes": element_bytes}
+        return {place: layer.cache_spec(**sizes) for place, layer in enumerate(self.cached_layers)}
 
 
 @dataclass(frozen=True)
@@ -186,9 +215,9 @@ class ForwardBatch:
     positions_T: Tensor
     """int64, each token's position in its request."""
     metas: tuple[AttentionMeta | StateMeta, ...]
-    """By layer index; layers of one group share the object. A recurrent layer gets a StateMeta …"""
+    """Of each of the model's cached_layers; those of one group share the object. A recurrent one gets a StateMeta …"""
     caches: tuple[LayerCache | StateCache, ...]
-    """By layer index. … and a StateCache."""
+    """Of each of the model's cached_layers. … and a StateCache."""
 
 
 class Model(nn.Module):

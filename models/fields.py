@@ -30,6 +30,11 @@ class Rule:
         """A list of such values."""
         return Rule(f"a list, each entry {self.wanted}", lambda value: is_list(value) and all(map(self.holds, value)))
 
+    def listed_of(self, count: int) -> Rule:
+        """A list of so many such values."""
+        many = self.listed()
+        return Rule(f"a list of {count}, each {self.wanted}", lambda value: many.holds(value) and len(value) == count)
+
     def or_listed(self) -> Rule:
         """One such value or a list of them."""
         many = self.listed()
@@ -89,6 +94,7 @@ FIELDS = by_rule(
     (COUNT, "vocab_size hidden_size intermediate_size num_hidden_layers max_position_embeddings num_attention_heads"),
     (COUNT, "attn_layer_period expert_layer_period num_experts num_experts_per_tok shared_intermediate_size"),
     (COUNT, "mamba_d_state mamba_d_conv mamba_expand mamba_n_heads mamba_n_groups"),
+    (COUNT.or_null(), "mamba_d_ssm"),
     (COUNT, "state_size conv_kernel expand num_heads n_groups conv_L_cache block_multiple_of"),
     (COUNT.or_null(), "num_key_value_heads head_dim sliding_window original_max_position_embeddings"),
     (COUNT.or_text("auto"), "mamba_dt_rank time_step_rank"),
@@ -100,13 +106,17 @@ FIELDS = by_rule(
     (PATTERN.or_null(), "sliding_window_pattern _sliding_window_pattern"),
     (NOT_NEGATIVE, "rms_norm_eps layer_norm_epsilon norm_eps"),
     (POSITIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling"),
-    (POSITIVE, "block_ffn_dim_multiplier"),
+    (POSITIVE, "block_ffn_dim_multiplier lm_head_multiplier key_multiplier ssm_in_multiplier ssm_out_multiplier"),
+    (POSITIVE, "attention_in_multiplier attention_out_multiplier"),
+    (POSITIVE.listed_of(5).or_null(), "ssm_multipliers"),
+    (POSITIVE.listed_of(2).or_null(), "mlp_multipliers"),
     (POSITIVE.or_null(), "final_logit_softcapping attn_logit_softcapping"),
     (BASE, "rope_local_base_freq"),
     (BASE.or_null(), "rope_theta"),
     (SHARE.or_null(), "partial_rotary_factor"),
     (FLAG, "tie_word_embeddings attention_bias mlp_bias use_sliding_window"),
-    (FLAG, "mamba_conv_bias mamba_proj_bias use_bias use_conv_bias residual_in_fp32"),
+    (FLAG, "mamba_conv_bias mamba_proj_bias use_bias use_conv_bias residual_in_fp32 projectors_bias"),
+    (FLAG, "mamba_rms_norm mamba_norm_before_gate"),
     (FLAG, "conv_bias use_sandwich_norm use_attention_gate block_auto_adjust_ff_dim"),
     (FLAG.or_null(), "use_bidirectional_attention"),
     (TEXT, "model_type"),

@@ -87,9 +87,9 @@ class MixerLayer(DecoderLayer):
         # Rounded before it is normed, as the models were trained.
         return rms_norm(sum_TE.to(x_TE.dtype), norm_E, eps=self.eps), sum_TE
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.mixer.check(info)
+        self.mixer.check(*rows)
 
 
 class MlpLayer(MixerLayer):

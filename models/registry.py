@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba, three_kinds
+from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, three_kinds
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -29,6 +29,7 @@ class Architecture:
 
 ARCHITECTURES = {
     "bamba": Architecture(bamba.resolve_bamba, bamba.build_bamba),
+    "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),

@@ -32,11 +32,11 @@ class PagedRun:
         self.token_ids: list[list[int]] = [[] for _ in range(num_requests)]
         order = random.Random(0)
         self.tables: dict[str, list[list[int]]] = {}
-        for kind in sorted({layer.kind for layer in model.info.layers}):
+        for kind in sorted({layer.kind for layer in model.info.cached_layers}):
             blocks = list(range(1, num_requests * num_blocks + 1))
             order.shuffle(blocks)
             self.tables[kind] = [blocks[i * num_blocks : (i + 1) * num_blocks] for i in range(num_requests)]
-        self.caches = tuple(self._empty(num_requests * num_blocks + 1, layer) for layer in model.info.layers)
+        self.caches = tuple(self._empty(num_requests * num_blocks + 1, layer) for layer in model.info.cached_layers)
 
     def _empty(self, num_blocks: int, layer: LayerInfo) -> LayerCache | StateCache:
         dtype = self.model.dtype
@@ -61,7 +61,7 @@ class PagedRun:
         batch = ForwardBatch(
             token_ids_T=torch.tensor([token for new in chunks.values() for token in new], device=self.device),
             positions_T=torch.tensor([position for span in positions for position in span], device=self.device),
-            metas=tuple(metas[layer.kind] for layer in self.model.info.layers),
+            metas=tuple(metas[layer.kind] for layer in self.model.info.cached_layers),
             caches=self.caches,
         )
         logits_TV = self.model.logits(self.model(batch)).cpu()

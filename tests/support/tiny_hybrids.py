@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaConfig,
@@ -75,6 +77,19 @@ THEIRS: dict[str, Callable] = {
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),
+    ),
+    "falcon_h1": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | MAMBA2,
+            num_hidden_layers=3,
+            mamba_d_ssm=40,
+            key_multiplier=0.6,
+            attention_in_multiplier=1.3,
+            ssm_out_multiplier=1.4,
+            ssm_multipliers=[0.8, 1.2, 0.7, 1.5, 1.1],
+            mlp_multipliers=[1.6, 0.5],
+        ),
     ),
     "lfm3": lambda: (
         Lfm3ForCausalLM,

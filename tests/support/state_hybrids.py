@@ -1,0 +1,57 @@
+"""Configs of tiny hybrids whose layers are more than a mixer and an MLP: non-default counts, periods and factors."""
+
+from transformers import FalconH1Config, FalconH1ForCausalLM
+
+COMMON = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 56, "eos_token_id": None, "pad_token_id": None}
+ATTENTION = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}
+CONV, CHUNK = 3, 16
+FALCON_H1 = {
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "mamba_d_ssm": 40,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_d_conv": CONV,
+    "mamba_chunk_size": CHUNK,
+    "embedding_multiplier": 1.7,
+    "lm_head_multiplier": 0.8,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "ssm_in_multiplier": 0.9,
+    "ssm_out_multiplier": 1.4,
+    "ssm_multipliers": [0.8, 1.2, 0.7, 1.5, 1.1],
+    "mlp_multipliers": [1.6, 0.5],
+}
+
+MODELS = {
+    "falcon_h1": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | FALCON_H1,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+            time_step_limit=[0.2, 0.9],
+        ),
+    ),
+    "falcon_h1 with norms and biases, tied": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | FALCON_H1 | {"mamba_d_ssm": None},
+            mamba_rms_norm=True,
+            mamba_conv_bias=False,
+            mamba_proj_bias=True,
+            projectors_bias=False,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "falcon_h1 with the gate inside the norm": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False, projectors_bias=True
+        ),
+    ),
+}
+"""Makers of a model class and a config of transformers."""
