@@ -118,6 +118,12 @@ class LayerInfo:
     """What a layer that only convolves is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
+    v_head_size: int | None = None
+    """Size of a value's heads where it differs from that of queries and keys."""
+    has_sinks: bool = False
+    """Whether each head has a score that takes its share of the softmax and gives nothing."""
+    reads_layer: int | None = None
+    """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
     def recurrent(self) -> MambaInfo | ShortConvInfo | None:
@@ -127,7 +133,7 @@ class LayerInfo:
     @property
     def has_cache(self) -> bool:
         """Whether anything is kept between steps."""
-        return self.kind != MLP
+        return self.kind != MLP and self.reads_layer is None
 
     @property
     def rope_theta(self) -> float:
@@ -139,6 +145,11 @@ class LayerInfo:
         """How the rotary frequencies are scaled, in a word or two."""
         return str(self.rope)
 
+    @property
+    def value_size(self) -> int:
+        """Size of a value's heads."""
+        return self.v_head_size or self.head_size
+
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the row keeps between steps; it has_cache."""
         assert self.has_cache, self
@@ -148,7 +159,7 @@ class LayerInfo:
                 ssm_shape=self.recurrent.ssm_shape,
                 conv_element_bytes=element_bytes,
             )
-        size = (self.num_kv_heads, self.head_size, element_bytes, block_size)
+        size = (self.num_kv_heads, self.head_size, element_bytes, block_size, self.v_head_size)
         if self.kind == SLIDING:
             return SlidingWindowSpec(*size, window=self.window or 0)
         if self.kind == CHUNKED:

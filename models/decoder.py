@@ -94,9 +94,13 @@ class Decoder(Model):
         self.rope_tables = RopeTables(ropes)
         self.table_indices = tuple(ropes.index(rows[0].rope) for rows in self.rows)
         self.info = self._describe()
-        places = {info: place for place, info in enumerate(self.info.cached_layers)}
-        self.places = tuple(tuple(places[info] for info in rows if info.has_cache) for rows in self.rows)
-        """Among the cached layers, by layer."""
+        self.places = tuple(self._places(rows) for rows in self.rows)
+        """Among the cached layers, by layer: what it keeps, or reads."""
+
+    def _places(self, rows: tuple[LayerInfo, ...]) -> tuple[int, ...]:
+        kept = [row if row.reads_layer is None else self.rows[row.reads_layer][0] for row in rows]
+        cached = self.info.cached_layers
+        return tuple(cached.index(row) for row in kept if row.has_cache)
 
     def _describe(self) -> ModelInfo:
         config = self.config
