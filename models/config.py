@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, MLP, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
 from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
@@ -127,7 +127,7 @@ def resolve(
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
         raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
-    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
+    head_sizes = {layer.head_size for layer in layers if layer.num_heads}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -153,7 +153,8 @@ def layer_table(
     short_conv: ShortConvInfo | None = None,
 ) -> tuple[LayerInfo, ...]:
     """One row a layer."""
-    rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
+    rows = {kind: attention_row(values, kind) for kind in set(kinds) - {*RECURRENT, MLP}}
+    rows[MLP] = LayerInfo(index=-1, kind=MLP)
     for kind in set(kinds) & set(RECURRENT):
         rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))

@@ -35,8 +35,8 @@ def make_mixer(info: LayerInfo, config: DecoderConfig) -> Mixer:
     return Attention(f"{layer}.{names.attention}", info, config)
 
 
-class MixerLayer(DecoderLayer):
-    """A mixer and nothing else (Mamba); subclasses add an MLP."""
+class ResidualLayer(DecoderLayer):
+    """Sublayers, each of which adds to the residual stream; subclasses make them."""
 
     def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:
         super().__init__()
@@ -44,6 +44,23 @@ class MixerLayer(DecoderLayer):
         self.has_float32_residual = config.has_float32_residual
         self.residual_scale = config.residual_scale
         self.input_norm = Norm(f"{config.names.layers}.{info.index}.{config.names.input_norm}", config.hidden_size)
+
+    def close(self, x_TE: Tensor, residual_TE: Tensor, norm_E: Tensor) -> tuple[Tensor, Tensor]:
+        """End a sublayer: add its output to the residual stream, norm the sum for what comes next."""
+        if self.residual_scale is not None:
+            x_TE = x_TE * self.residual_scale
+        if not self.has_float32_residual or x_TE.dtype == torch.float32:
+            return add_rms_norm(x_TE, residual_TE, norm_E, eps=self.eps)
+        sum_TE = residual_TE.float() + x_TE
+        # Rounded before it is normed, as the models were trained.
+        return rms_norm(sum_TE.to(x_TE.dtype), norm_E, eps=self.eps), sum_TE
+
+
+class MixerLayer(ResidualLayer):
+    """A mixer and nothing else (Mamba); subclasses add an MLP."""
+
+    def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:
+        super().__init__(info, config)
         self.mixer = make_mixer(info, config)
 
     def forward(
@@ -76,16 +93,6 @@ class MixerLayer(DecoderLayer):
         assert isinstance(meta, StateMeta), type(meta)
         assert isinstance(cache, StateCache), type(cache)
         return self.mixer(x_TE, meta=meta, cache=cache)
-
-    def close(self, x_TE: Tensor, residual_TE: Tensor, norm_E: Tensor) -> tuple[Tensor, Tensor]:
-        """End a sublayer: add its output to the residual stream, norm the sum for what comes next."""
-        if self.residual_scale is not None:
-            x_TE = x_TE * self.residual_scale
-        if not self.has_float32_residual or x_TE.dtype == torch.float32:
-            return add_rms_norm(x_TE, residual_TE, norm_E, eps=self.eps)
-        sum_TE = residual_TE.float() + x_TE
-        # Rounded before it is normed, as the models were trained.
-        return rms_norm(sum_TE.to(x_TE.dtype), norm_E, eps=self.eps), sum_TE
 
     def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""

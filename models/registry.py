@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, three_kinds
+from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, nemotron_h, three_kinds
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "mamba": Architecture(mamba.resolve_mamba, mamba.build),
     "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
+    "nemotron_h": Architecture(nemotron_h.resolve_nemotron_h, nemotron_h.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),

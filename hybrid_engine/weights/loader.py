@@ -23,6 +23,7 @@ OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
+    r"mtp\..*",  # guesses several tokens ahead, which isn't done here
     r"(model\.)?(vision_tower|multi_modal_projector)\..*",  # images aren't read here
 )
 """Tensors that a text model leaves alone."""

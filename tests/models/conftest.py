@@ -118,6 +118,10 @@ def save_random(model_class, config, folder: Path, **options) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
+        saved = model.state_dict()
+        for name, buffer in model.named_buffers():
+            if name in saved and buffer.is_floating_point():
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder, **options)
 
 

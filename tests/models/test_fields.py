@@ -25,7 +25,10 @@ SMALL = {
 }
 LLAMA, GEMMA = SMALL | {"model_type": "llama"}, SMALL | {"model_type": "gemma2"}
 JAMBA = SMALL | {"model_type": "jamba"}
-FITTING = {"falcon_h1": {"layer_types": None, "mamba_d_ssm": None}}
+FITTING = {
+    "falcon_h1": {"layer_types": None, "mamba_d_ssm": None},
+    "nemotron_h": {"layer_types": ["mamba", "moe"]},
+}
 """What SMALL lacks for an architecture, or has too much."""
 
 

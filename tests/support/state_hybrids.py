@@ -1,6 +1,6 @@
 """Configs of tiny hybrids whose layers are more than a mixer and an MLP: non-default counts, periods and factors."""
 
-from transformers import FalconH1Config, FalconH1ForCausalLM
+from transformers import FalconH1Config, FalconH1ForCausalLM, NemotronHConfig, NemotronHForCausalLM
 
 COMMON = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 56, "eos_token_id": None, "pad_token_id": None}
 ATTENTION = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -23,6 +23,24 @@ FALCON_H1 = {
     "ssm_out_multiplier": 1.4,
     "ssm_multipliers": [0.8, 1.2, 0.7, 1.5, 1.1],
     "mlp_multipliers": [1.6, 0.5],
+}
+NEMOTRON_H = {
+    "head_dim": 12,
+    "ssm_state_size": 5,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 5,
+    "n_groups": 2,
+    "conv_kernel": CONV,
+    "chunk_size": CHUNK,
+    # transformers cuts time steps to it in a prompt alone; the models were trained without.
+    "time_step_min": 1e-9,
+}
+EXPERTS = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,  # a multiple of 8, for transformers in bfloat16
+    "moe_shared_expert_intermediate_size": 32,
+    "routed_scaling_factor": 1.5,
 }
 
 MODELS = {
@@ -51,6 +69,35 @@ MODELS = {
         FalconH1ForCausalLM,
         FalconH1Config(
             **COMMON | ATTENTION | FALCON_H1, mamba_rms_norm=True, mamba_norm_before_gate=False, projectors_bias=True
+        ),
+    ),
+    "nemotron_h": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION | NEMOTRON_H,
+            hybrid_override_pattern="-M*M-*M",
+            use_bias=True,
+            mlp_bias=True,
+            layer_norm_epsilon=1e-3,
+        ),
+    ),
+    "nemotron_h with experts": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION | NEMOTRON_H | EXPERTS,
+            hybrid_override_pattern="M*EME-M",
+            n_group=3,
+            topk_group=2,
+            use_conv_bias=False,
+        ),
+    ),
+    "nemotron_h with experts in a latent space": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION | NEMOTRON_H | EXPERTS,
+            layers_block_type=["moe", "mamba", "attention"],
+            moe_latent_size=16,
+            norm_topk_prob=False,
         ),
     ),
 }

@@ -22,6 +22,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -89,6 +91,22 @@ THEIRS: dict[str, Callable] = {
             ssm_out_multiplier=1.4,
             ssm_multipliers=[0.8, 1.2, 0.7, 1.5, 1.1],
             mlp_multipliers=[1.6, 0.5],
+        ),
+    ),
+    "nemotron_h": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION,
+            hybrid_override_pattern="M-*EM",
+            head_dim=12,
+            ssm_state_size=6,
+            mamba_num_heads=8,
+            mamba_head_dim=6,
+            n_groups=2,
+            time_step_min=1e-9,
+            n_routed_experts=4,
+            moe_intermediate_size=24,
+            moe_shared_expert_intermediate_size=32,
         ),
     ),
     "lfm3": lambda: (

@@ -17,6 +17,12 @@ from hybrid_engine.weights import open_checkpoint
 TENSORS = {
     "falcon_h1": ("model.layers.1.mamba.dt_bias", "model.layers.2.self_attn.k_proj.weight"),
     "falcon_h1 with norms and biases, tied": ("model.layers.0.mamba.norm.weight", "model.layers.0.mamba.in_proj.bias"),
+    "nemotron_h": ("backbone.layers.0.mixer.up_proj.bias", "backbone.layers.1.mixer.norm.weight"),
+    "nemotron_h with experts": (
+        "backbone.layers.2.mixer.gate.e_score_correction_bias",
+        "backbone.layers.4.mixer.experts.5.down_proj.weight",
+    ),
+    "nemotron_h with experts in a latent space": ("backbone.layers.0.mixer.fc2_latent_proj.weight",),
 }
 """Of each family, some that others don't have."""
 each_tensor = pytest.mark.parametrize(
@@ -113,6 +119,24 @@ def test_a_wrong_tie_flag_is_refused(name, saved, tmp_path):
         ("falcon_h1", {"mamba_d_ssm": 80, "mamba_d_head": 20}, "has shape .*, its config implies"),
         ("falcon_h1", {"mamba_rms_norm": True}, "lacks model.layers.0.mamba.norm.weight"),
         ("falcon_h1", {"mamba_n_groups": 3}, "4 Mamba-2 heads can't share 3 groups"),
+        ("nemotron_h", {"layers_block_type": "absent"}, "neither layers_block_type nor hybrid_override_pattern"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["mamba", "conv"]},
+            "the pattern of layers holds conv; known here: linear_",
+        ),
+        (
+            "nemotron_h",
+            {"layers_block_type": None, "hybrid_override_pattern": "M|"},
+            r"holds \|; known here: M, \*, -, E",
+        ),
+        ("nemotron_h", {"num_hidden_layers": 6}, "the pattern has 7 layers, num_hidden_layers is 6"),
+        ("nemotron_h", {"layers_block_type": ["mlp"] * 7}, "lacks backbone.layers.1.mixer.down_proj"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu', must be 'relu2'"),
+        ("nemotron_h", {"use_bias": False}, "nothing reads: backbone.layers.1.mixer.in_proj.bias"),
+        ("nemotron_h with experts", {"n_group": 4}, "n_group must divide the 6 experts"),
+        ("nemotron_h with experts", {"num_experts_per_tok": 7}, r"at most the number of experts \(6\)"),
+        ("nemotron_h with experts", {"moe_latent_size": 16}, "lacks backbone.layers.2.mixer.fc1_latent_proj.weight"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
