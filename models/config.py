@@ -16,7 +16,7 @@ from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, MLP, RECURRENT, SLIDI
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
 from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
 
 LEGACY_KINDS = {"attention": FULL}
@@ -58,7 +58,7 @@ class DecoderConfig:
     max_position_embeddings: int
     norm_eps: float
     activation: str
-    """"gelu_tanh" or "silu"."""
+    """"gelu", "gelu_tanh" or "silu"."""
     attention_scale: float
     is_tied: bool
     """Whether the head is the embedding table."""

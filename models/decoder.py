@@ -127,8 +127,8 @@ class Decoder(Model):
                 x_TE,
                 residual_TE,
                 table=tables[self.table_indices[index]],
-                meta=_of_layer(batch.metas, self.places[index]),
-                cache=_of_layer(batch.caches, self.places[index]),
+                meta=of_layer(batch.metas, self.places[index]),
+                cache=of_layer(batch.caches, self.places[index]),
                 next_norm_E=norms[index + 1],
             )
         return x_TE
@@ -146,7 +146,7 @@ class Decoder(Model):
             assert self.rope_tables.ropes[index] == rows[0].rope, (self.rope_tables.ropes[index], rows)
 
 
-def _of_layer(values: Sequence[Any], places: tuple[int, ...]) -> Any:
+def of_layer(values: Sequence[Any], places: tuple[int, ...]) -> Any:
     """What a layer gets of the metas or caches: one; None where it keeps nothing, and all where it keeps several."""
     if len(places) == 1:
         return values[places[0]]

@@ -91,10 +91,11 @@ def by_rule(*rules: tuple[Rule, str]) -> dict[str, Rule]:
 
 
 FIELDS = by_rule(
-    (COUNT, "vocab_size hidden_size intermediate_size num_hidden_layers max_position_embeddings num_attention_heads"),
+    (COUNT, "vocab_size hidden_size num_hidden_layers max_position_embeddings num_attention_heads"),
     (COUNT, "attn_layer_period expert_layer_period num_experts num_experts_per_tok shared_intermediate_size"),
     (COUNT, "mamba_d_state mamba_d_conv mamba_expand mamba_n_heads mamba_n_groups"),
-    (COUNT.or_null(), "mamba_d_ssm moe_latent_size attention_head_dim"),
+    (COUNT.or_null(), "intermediate_size mamba_d_ssm moe_latent_size attention_head_dim"),
+    (COUNT, "mamba_ngroups n_mamba_heads num_mem_blocks adapter_rank"),
     (COUNT, "ssm_state_size mamba_num_heads mamba_head_dim n_group topk_group"),
     (COUNT, "n_routed_experts moe_intermediate_size moe_shared_expert_intermediate_size"),
     (COUNT, "state_size conv_kernel expand num_heads n_groups conv_L_cache block_multiple_of"),
@@ -118,7 +119,8 @@ FIELDS = by_rule(
     (SHARE.or_null(), "partial_rotary_factor"),
     (FLAG, "tie_word_embeddings attention_bias mlp_bias use_sliding_window"),
     (FLAG, "mamba_conv_bias mamba_proj_bias use_bias use_conv_bias residual_in_fp32 projectors_bias"),
-    (FLAG, "mamba_rms_norm mamba_norm_before_gate norm_topk_prob"),
+    (FLAG, "mamba_rms_norm mamba_norm_before_gate norm_topk_prob add_bias_linear"),
+    (FLAG, "use_shared_attention_adapter use_mem_rope use_long_context"),
     (FLAG, "conv_bias use_sandwich_norm use_attention_gate block_auto_adjust_ff_dim"),
     (FLAG.or_null(), "use_bidirectional_attention"),
     (TEXT, "model_type mlp_hidden_act"),

@@ -23,9 +23,9 @@ from hybrid_engine.models.layers.short_conv import ShortConv
 Mixer = Attention | MambaMixer | Mamba2Mixer | ShortConv
 
 
-def make_mixer(info: LayerInfo, config: DecoderConfig) -> Mixer:
-    """What mixes the tokens in a layer of this kind."""
-    layer, names = f"{config.names.layers}.{info.index}", config.names
+def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = None) -> Mixer:
+    """What mixes the tokens in a layer of this kind. layer: its name in the checkpoint, where it is an unusual one."""
+    layer, names = layer or f"{config.names.layers}.{info.index}", config.names
     if info.kind == MAMBA:
         return MambaMixer(f"{layer}.{names.mamba}", info, config)
     if info.kind == MAMBA2:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, nemotron_h, three_kinds
+from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, nemotron_h, three_kinds, zamba2
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
+    "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""
 

@@ -1,6 +1,13 @@
 """Configs of tiny hybrids whose layers are more than a mixer and an MLP: non-default counts, periods and factors."""
 
-from transformers import FalconH1Config, FalconH1ForCausalLM, NemotronHConfig, NemotronHForCausalLM
+from transformers import (
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+    Zamba2Config,
+    Zamba2ForCausalLM,
+)
 
 COMMON = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 56, "eos_token_id": None, "pad_token_id": None}
 ATTENTION = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -41,6 +48,16 @@ EXPERTS = {
     "moe_intermediate_size": 24,  # a multiple of 8, for transformers in bfloat16
     "moe_shared_expert_intermediate_size": 32,
     "routed_scaling_factor": 1.5,
+}
+ZAMBA2 = {
+    "num_attention_heads": 6,
+    "mamba_d_state": 5,
+    "mamba_d_conv": CONV,
+    "mamba_ngroups": 2,
+    "n_mamba_heads": 8,
+    "chunk_size": CHUNK,
+    "adapter_rank": 7,
+    "time_step_min": 1e-9,  # as in NEMOTRON_H
 }
 
 MODELS = {
@@ -98,6 +115,30 @@ MODELS = {
             layers_block_type=["moe", "mamba", "attention"],
             moe_latent_size=16,
             norm_topk_prob=False,
+        ),
+    ),
+    "zamba2": lambda: (
+        Zamba2ForCausalLM,
+        Zamba2Config(
+            **COMMON | ZAMBA2,
+            num_hidden_layers=6,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"],
+            num_mem_blocks=2,
+            use_shared_attention_adapter=True,
+            use_mem_rope=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        ),
+    ),
+    "zamba2 without adapters of the attention, with biases": lambda: (
+        Zamba2ForCausalLM,
+        Zamba2Config(
+            **COMMON | ZAMBA2,
+            num_hidden_layers=4,
+            layers_block_type=["hybrid", "hybrid", "mamba", "hybrid"],
+            num_key_value_heads=2,
+            add_bias_linear=True,
+            hidden_act="gelu_pytorch_tanh",
+            rms_norm_eps=1e-3,
         ),
     ),
 }

@@ -24,6 +24,8 @@ from transformers import (
     MambaForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    Zamba2Config,
+    Zamba2ForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -107,6 +109,24 @@ THEIRS: dict[str, Callable] = {
             n_routed_experts=4,
             moe_intermediate_size=24,
             moe_shared_expert_intermediate_size=32,
+        ),
+    ),
+    "zamba2": lambda: (
+        Zamba2ForCausalLM,
+        Zamba2Config(
+            **COMMON | RANGE,
+            intermediate_size=56,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            num_mem_blocks=2,
+            use_shared_attention_adapter=True,
+            adapter_rank=5,
+            use_mem_rope=True,
+            mamba_d_state=6,
+            mamba_ngroups=2,
+            n_mamba_heads=8,
+            time_step_min=1e-9,
         ),
     ),
     "lfm3": lambda: (

@@ -23,6 +23,12 @@ TENSORS = {
         "backbone.layers.4.mixer.experts.5.down_proj.weight",
     ),
     "nemotron_h with experts in a latent space": ("backbone.layers.0.mixer.fc2_latent_proj.weight",),
+    "zamba2": (
+        "model.layers.1.shared_transformer.self_attn.linear_k_adapter_list.2.0.weight",
+        "model.layers.3.shared_transformer.feed_forward.gate_up_proj_adapter_list.1.1.weight",
+        "model.layers.4.linear.weight",
+        "model.layers.4.mamba_decoder.mamba.A_log",
+    ),
 }
 """Of each family, some that others don't have."""
 each_tensor = pytest.mark.parametrize(
@@ -137,6 +143,16 @@ def test_a_wrong_tie_flag_is_refused(name, saved, tmp_path):
         ("nemotron_h with experts", {"n_group": 4}, "n_group must divide the 6 experts"),
         ("nemotron_h with experts", {"num_experts_per_tok": 7}, r"at most the number of experts \(6\)"),
         ("nemotron_h with experts", {"moe_latent_size": 16}, "lacks backbone.layers.2.mixer.fc1_latent_proj.weight"),
+        ("zamba2", {"layers_block_type": "absent"}, "layers_block_type is missing, must say of each of the 6 layers"),
+        ("zamba2", {"layers_block_type": ["hybrid", "moe"] * 3}, "holds moe; known here: hybrid, mamba"),
+        ("zamba2", {"layers_block_type": ["hybrid"]}, "has 1 entries, must have one for each of the 6 layers"),
+        ("zamba2", {"layers_block_type": ["hybrid"] + ["mamba"] * 5}, "lacks model.layers.0.linear.weight"),
+        ("zamba2", {"num_mem_blocks": 1}, "lacks model.layers.1.shared_transformer.feed_forward.gate_up_proj_adapter_"),
+        ("zamba2", {"num_mem_blocks": 3}, "lacks model.layers.4.shared_transformer.feed_forward.down_proj.weight"),
+        ("zamba2", {"use_shared_attention_adapter": False}, "nothing reads: .*linear_k_adapter_list"),
+        ("zamba2", {"num_key_value_heads": 2}, r"must be num_attention_heads \(6\) where the attention has adapters"),
+        ("zamba2", {"use_long_context": True}, "use_long_context is true, which rescales the rope"),
+        ("zamba2", {"n_mamba_heads": 7}, r"n_mamba_heads is 7, must divide mamba_expand \* hidden_size \(96\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
