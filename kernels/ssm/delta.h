@@ -29,33 +29,25 @@ struct DeltaToken {
     float beta, qk;
 };
 
-// V vectors of columns of a state, `last` lanes in the last.
-struct StripOfState {
-    float* data;
-    int64_t row_stride, num_rows;
-    int last;
-};
-
-// Takes a token in (IS_WRITTEN), then sums up what the next one reads (IS_READ). Not inlined: the sums must stay in
-// registers.
+// Takes a token in (IS_WRITTEN), then sums up what the next one reads (IS_READ). strip: [key_size, V vectors]. Not
+// inlined: the sums must stay in registers.
 template <int V, bool IS_WRITTEN, bool IS_READ>
-__attribute__((noinline)) void pass(const StripOfState& strip, const DeltaToken& written, const vf* delta,
+__attribute__((noinline)) void pass(float* strip, int64_t key_size, const DeltaToken& written, const vf* delta,
                                     const DeltaToken& read, vf* at_key, vf* at_query) {
     vf step[V], k_sum[V], q_sum[V];
-    auto lanes = [&](int v) METHOD { return v == V - 1 ? strip.last : LANES; };
     for (int v = 0; v < V; v++) step[v] = IS_WRITTEN ? delta[v] : vf{}, k_sum[v] = q_sum[v] = vf{};
-    float* row = strip.data;
-    for (int64_t n = 0; n < strip.num_rows; n++, row += strip.row_stride) {
+    const float *decay = written.decay, *k = written.k, *decayed_k = read.decayed_k, *decayed_q = read.decayed_q;
+    for (int64_t n = 0; n < key_size; n++, strip += V * LANES) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) {
-            vf state = load_first(row + v * LANES, lanes(v));
+            vf state = load(strip + v * LANES);
             if (IS_WRITTEN) {
-                state = state * written.decay[n] + step[v] * written.k[n];
-                store_first(row + v * LANES, state, lanes(v));
+                state = state * decay[n] + step[v] * k[n];
+                store(strip + v * LANES, state);
             }
             if (IS_READ) {
-                k_sum[v] += state * read.decayed_k[n];
-                q_sum[v] += state * read.decayed_q[n];
+                k_sum[v] += state * decayed_k[n];
+                q_sum[v] += state * decayed_q[n];
             }
         }
     }
@@ -67,10 +59,13 @@ struct DeltaHead {
     const DeltaRule& s;
     int64_t head;
     std::vector<float> scratch;
+    float* strip;  // columns of the state, side by side: in a state a power of two apart they would fight for the cache
     DeltaToken tokens[DELTA_TOKENS];
 
-    DeltaHead(const DeltaRule& s, int64_t head) : s(s), head(head), scratch(4 * DELTA_TOKENS * s.key_size) {
-        float* next = scratch.data();
+    DeltaHead(const DeltaRule& s, int64_t head)
+        : s(s), head(head), scratch((4 * DELTA_TOKENS + STRIP * LANES) * s.key_size + LANES) {
+        strip = (float*)(((uintptr_t)scratch.data() + 63) / 64 * 64);
+        float* next = strip + STRIP * LANES * s.key_size;
         for (DeltaToken& token : tokens)
             for (float** part : {&token.decay, &token.k, &token.decayed_k, &token.decayed_q})
                 *part = next, next += s.key_size;
@@ -124,22 +119,28 @@ struct DeltaHead {
 
     template <int V>
     void run_strip(int64_t begin, int num_tokens, int64_t slot, int64_t column, int last) {
-        const StripOfState strip{state(slot) + column, s.value_size, s.key_size, last};
+        auto lanes = [&](int v) { return v == V - 1 ? last : LANES; };
+        float* columns = state(slot) + column;
+        for (int64_t n = 0; n < s.key_size; n++)
+            for (int v = 0; v < V; v++)
+                store(strip + (n * V + v) * LANES, load_first(columns + n * s.value_size + v * LANES, lanes(v)));
         vf at_key[V], at_query[V], delta[V];
-        pass<V, false, true>(strip, tokens[0], nullptr, tokens[0], at_key, at_query);
+        pass<V, false, true>(strip, s.key_size, tokens[0], nullptr, tokens[0], at_key, at_query);
         for (int i = 0; i < num_tokens; i++) {
             const DeltaToken& token = tokens[i];
             for (int v = 0; v < V; v++) {
                 const int64_t at = head * s.value_size + column + v * LANES;
-                const int lanes = v == V - 1 ? last : LANES;
-                delta[v] = (s.v.at(begin + i, at, lanes) - at_key[v]) * token.beta;
-                s.out.put(begin + i, at, at_query[v] + delta[v] * token.qk, lanes);
+                delta[v] = (s.v.at(begin + i, at, lanes(v)) - at_key[v]) * token.beta;
+                s.out.put(begin + i, at, at_query[v] + delta[v] * token.qk, lanes(v));
             }
             if (i + 1 < num_tokens)
-                pass<V, true, true>(strip, token, delta, tokens[i + 1], at_key, at_query);
+                pass<V, true, true>(strip, s.key_size, token, delta, tokens[i + 1], at_key, at_query);
             else
-                pass<V, true, false>(strip, token, delta, token, at_key, at_query);
+                pass<V, true, false>(strip, s.key_size, token, delta, token, at_key, at_query);
         }
+        for (int64_t n = 0; n < s.key_size; n++)
+            for (int v = 0; v < V; v++)
+                store_first(columns + n * s.value_size + v * LANES, load(strip + (n * V + v) * LANES), lanes(v));
     }
 };
 
