@@ -23,7 +23,7 @@ def summary(plan: EnginePlan) -> str:
     """Say in one line what the model is."""
     info = plan.info
     return (
-        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {len(info.layers)} layers, "
+        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {info.num_layers} layers, "
         f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
         f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
     )
@@ -74,10 +74,11 @@ def group_table(plan: EnginePlan) -> Table:
     title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
     for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+        layers = tuple(plan.info.cached_layers[place].index for place in group.layer_indices)
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
-            f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
+            f"{len(layers)}: {_ranges(layers)}",
             "one state" if group.block_size == ENDLESS else str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",

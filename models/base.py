@@ -105,11 +105,22 @@ class LayerInfo:
     """What a layer that only convolves is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
+    v_head_size: int | None = None
+    """Size of a value's heads where it differs from that of queries and keys."""
+    has_sinks: bool = False
+    """Whether each head has a score that takes its share of the softmax and gives nothing."""
+    reads_layer: int | None = None
+    """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
     def recurrent(self) -> MambaInfo | ShortConvInfo | None:
         """What a layer that keeps one state is made of; None for attention."""
         return self.mamba or self.short_conv
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether anything is kept between steps."""
+        return self.reads_layer is None
 
     @property
     def rope_theta(self) -> float:
@@ -121,15 +132,21 @@ class LayerInfo:
         """How the rotary frequencies are scaled, in a word or two."""
         return str(self.rope)
 
+    @property
+    def value_size(self) -> int:
+        """Size of a value's heads."""
+        return self.v_head_size or self.head_size
+
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
-        """What the layer keeps between steps."""
+        """What the row keeps between steps; it has_cache."""
+        assert self.has_cache, self
         if self.recurrent is not None:
             return MambaSpec(
                 conv_shape=(self.recurrent.num_conv_channels, self.recurrent.conv_width - 1),
                 ssm_shape=self.recurrent.ssm_shape,
                 conv_element_bytes=element_bytes,
             )
-        size = (self.num_kv_heads, self.head_size, element_bytes, block_size)
+        size = (self.num_kv_heads, self.head_size, element_bytes, block_size, self.v_head_size)
         if self.kind == SLIDING:
             return SlidingWindowSpec(*size, window=self.window or 0)
         if self.kind == CHUNKED:
@@ -152,11 +169,20 @@ class ModelInfo:
     num_parameters: int
     """Elements of all weights; a tied head counts once."""
 
+    @property
+    def num_layers(self) -> int:
+        """Layers; the table has as many rows or more."""
+        return len({layer.index for layer in self.layers})
+
+    @property
+    def cached_layers(self) -> tuple[LayerInfo, ...]:
+        """The rows that keep anything. What bookkeeping and runner call a layer's index is a place in here."""
+        return tuple(layer for layer in self.layers if layer.has_cache)
+
     def cache_specs(self, *, block_size: int, element_bytes: int) -> dict[int, LayerSpec]:
-        """What each layer keeps between steps, by layer index."""
-        return {
-            layer.index: layer.cache_spec(block_size=block_size, element_bytes=element_bytes) for layer in self.layers
-        }
+        """What each of cached_layers keeps between steps, by its place there."""
+        sizes = {"block_size": block_size, "element_bytes": element_bytes}
+        return {place: layer.cache_spec(**sizes) for place, layer in enumerate(self.cached_layers)}
 
 
 @dataclass(frozen=True)
@@ -186,9 +212,9 @@ class ForwardBatch:
     positions_T: Tensor
     """int64, each token's position in its request."""
     metas: tuple[AttentionMeta | StateMeta, ...]
-    """By layer index; layers of one group share the object. A recurrent layer gets a StateMeta …"""
+    """Of each of the model's cached_layers; those of one group share the object. A recurrent one gets a StateMeta …"""
     caches: tuple[LayerCache | StateCache, ...]
-    """By layer index. … and a StateCache."""
+    """Of each of the model's cached_layers. … and a StateCache."""
 
 
 class Model(nn.Module):

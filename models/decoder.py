@@ -89,6 +89,12 @@ class Decoder(Model):
         self.rope_tables = RopeTables(ropes)
         self.table_indices = tuple(ropes.index(info.rope) for info in config.layers)
         self.info = self._describe()
+        self.places = tuple(self._place(info) for info in config.layers)
+        """Among the cached layers: what each layer keeps, or reads."""
+
+    def _place(self, info: LayerInfo) -> int:
+        kept = info if info.reads_layer is None else self.config.layers[info.reads_layer]
+        return self.info.cached_layers.index(kept)
 
     def _describe(self) -> ModelInfo:
         config = self.config
@@ -115,8 +121,8 @@ class Decoder(Model):
                 x_TE,
                 residual_TE,
                 table=tables[self.table_indices[index]],
-                meta=batch.metas[index],
-                cache=batch.caches[index],
+                meta=batch.metas[self.places[index]],
+                cache=batch.caches[self.places[index]],
                 next_norm_E=norms[index + 1],
             )
         return x_TE

@@ -15,8 +15,7 @@ from hybrid_engine.models.config import DecoderConfig, Names, hybrid_kinds, posi
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer
 from hybrid_engine.models.layers.linear import FusedLinear
-from hybrid_engine.models.layers.moe import Experts, MoeMlp, softmax_then_top
-from hybrid_engine.weights.parts import Part
+from hybrid_engine.models.layers.moe import Experts, MoeMlp, separate_experts, softmax_then_top
 
 JAMBA_DEFAULTS = {
     "vocab_size": 65_536,
@@ -106,11 +105,8 @@ class JambaLayer(DenseLayer):
         if not info.num_experts:
             return super().make_mlp(layer, info, config)
         name, width, inner = f"{layer}.{config.names.mlp}", config.hidden_size, config.intermediate_size
-        each = [f"{name}.experts.{expert}" for expert in range(info.num_experts)]
-        gate_up = tuple(Part(f"{one}.{half}_proj.weight", (inner, width)) for one in each for half in ("gate", "up"))
         experts = Experts(
-            gate_up=gate_up,
-            down=tuple(Part(f"{one}.down_proj.weight", (width, inner)) for one in each),
+            **separate_experts(f"{name}.experts", info.num_experts, hidden_size=width, intermediate_size=inner),
             num_experts=info.num_experts,
             hidden_size=width,
             intermediate_size=inner,

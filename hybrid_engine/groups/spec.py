@@ -26,6 +26,8 @@ class AttentionSpec:
     element_bytes: int
     block_size: int = 16
     """Tokens in a block."""
+    v_head_size: int | None = None
+    """Size of a value's heads where it differs from that of a key's."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -39,7 +41,12 @@ class AttentionSpec:
     @property
     def layer_token_bytes(self) -> int:
         """Bytes that one token takes in one layer: a key and a value."""
-        return 2 * self.num_kv_heads * self.head_size * self.element_bytes
+        return self.num_kv_heads * (self.head_size + self.value_size) * self.element_bytes
+
+    @property
+    def value_size(self) -> int:
+        """Size of a value's heads."""
+        return self.v_head_size or self.head_size
 
     @property
     def page_bytes(self) -> int:

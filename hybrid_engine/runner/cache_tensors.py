@@ -77,8 +77,8 @@ def _make_keys_and_values(
 ) -> LayerCache:
     assert isinstance(spec, AttentionSpec), spec
     assert spec.element_bytes == dtype.itemsize, f"{spec} planned, {dtype} to be kept"
-    shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
-    return LayerCache(_allocate(shape, dtype, device), _allocate(shape, dtype, device))
+    k_shape = (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
+    return LayerCache(_allocate(k_shape, dtype, device), _allocate((*k_shape[:-1], spec.value_size), dtype, device))
 
 
 def _make_states(spec: LayerSpec, num_blocks: int, dtype: torch.dtype, device: torch.device | str) -> StateCache:

@@ -73,17 +73,16 @@ def read_part(part: Part, checkpoint: Checkpoint, name: str, *, dtype: torch.dty
     weights, which mean nothing without their scales.
     """
     shape = tuple(checkpoint.shape(name))
-    if shape != part.shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: {name} has shape {list(shape)}, its config implies {list(part.shape)}"
-        )
+    implied = part.stored_shape or part.shape
+    if shape != implied:
+        raise CheckpointError(f"{checkpoint.path}: {name} has shape {list(shape)}, its config implies {list(implied)}")
     tensor = checkpoint.tensor(name, dtype=dtype)
     if not tensor.is_floating_point():
         stored = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(
             f"{checkpoint.path}: {name} is stored as {stored}, must be a float: take a checkpoint that isn't quantised"
         )
-    return tensor
+    return tensor if part.change is None else part.change(tensor)
 
 
 def check_complete(checkpoint: Checkpoint, names: dict[str, str], wanted: Iterable[str]) -> None:
