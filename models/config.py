@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.base import (
+    DELTA_NET,
+    FULL,
+    MAMBA,
+    MAMBA2,
+    RECURRENT,
+    SLIDING,
+    DeltaNetInfo,
+    LayerInfo,
+    MambaInfo,
+    ShortConvInfo,
+)
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
 from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
@@ -38,6 +49,7 @@ class Names:
     k_norm: str = "k_norm"
     mamba: str = "mamba"
     short_conv: str = "conv"
+    delta_net: str = "linear_attn"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -73,6 +85,8 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_attention_gate: bool = False
     """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
+    has_output_gate: bool = False
+    """Whether each element of attention's output is multiplied by a sigmoid, projected with the queries (Qwen)."""
     has_sandwich_norms: bool = False
     """Whether a sublayer's output is normed before it is added to the residual stream (Lfm3)."""
     has_zero_centered_norms: bool = False
@@ -86,7 +100,11 @@ class DecoderConfig:
     num_experts_per_token: int = 0
     """Where layers have experts."""
     shared_intermediate_size: int = 0
-    """Width of the MLP that every token goes through beside its experts (Granite)."""
+    """Width of the MLP that every token goes through beside its experts."""
+    expert_size: int = 0
+    """Width of an expert, where it isn't intermediate_size."""
+    has_normed_routing: bool = True
+    """Whether the weights of a token's experts are made to add up to 1 (Qwen)."""
     names: Names = Names()
 
 
@@ -116,13 +134,14 @@ def resolve(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
-    layers are. Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv, delta_net: what
+    its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
+    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
@@ -151,11 +170,12 @@ def layer_table(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
 ) -> tuple[LayerInfo, ...]:
     """One row a layer."""
     rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
     for kind in set(kinds) & set(RECURRENT):
-        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
+        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -200,7 +220,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:

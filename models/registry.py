@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba, three_kinds
+from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba, qwen_next, three_kinds
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -41,6 +41,9 @@ ARCHITECTURES = {
     "mistral": Architecture(llama.resolve_mistral, llama.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
+    "qwen3_5_moe_text": Architecture(qwen_next.resolve_qwen3_5_moe, qwen_next.build),
+    "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
+    "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""

@@ -23,7 +23,8 @@ OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
-    r"(model\.)?(vision_tower|multi_modal_projector)\..*",  # images aren't read here
+    r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*",  # images aren't read here
+    r"mtp\..*",  # heads that guess several tokens (Qwen)
 )
 """Tensors that a text model leaves alone."""
 
