@@ -241,7 +241,7 @@ class StateCache:
     conv_SIW: Tensor
     """The convolution's last inputs, [S, channels, width - 1], in the model's dtype."""
     ssm_S: Tensor
-    """The recurrent states, float32 [S, I, N] (Mamba-1), [S, H, D, N] (Mamba-2), [S, H, N, D] (delta nets) or [S, 0]."""
+    """The recurrent states, float32 [S, I, N] (Mamba-1), [S, H, D, N] (Mamba-2), [S, H, N, D] (delta nets), or none."""
 
 
 @dataclass(frozen=True)

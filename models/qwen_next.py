@@ -11,10 +11,9 @@ from torch import nn
 
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import DELTA_NET, DeltaNetInfo, LayerInfo, Model
-from hybrid_engine.models.config import DecoderConfig, hybrid_kinds, positive, resolve, with_defaults
+from hybrid_engine.models.config import DecoderConfig, experts_per_token, hybrid_kinds, positive, resolve, with_defaults
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer, Mixer
-from hybrid_engine.models.jamba import experts_per_token
 from hybrid_engine.models.layers.delta_net import GroupedDeltaNet
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.mlp import GatedMlp
@@ -135,7 +134,7 @@ def with_experts(
             replace(layer, num_experts=num_experts) if has_experts(layer.index) else layer for layer in base.layers
         ),
         num_experts_per_token=experts_per_token(values, num_experts),
-        expert_size=positive(values, "moe_intermediate_size"),
+        expert_intermediate_size=positive(values, "moe_intermediate_size"),
         shared_intermediate_size=positive(values, "shared_expert_intermediate_size"),
     )
 
@@ -148,27 +147,28 @@ class QwenLayer(DenseLayer):
         if not info.num_experts:
             return super().make_mlp(layer, info, config)
         name = f"{layer}.{config.names.mlp}"
-        sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.expert_size}
+        width, inner = config.hidden_size, config.expert_intermediate_size
         experts = Experts(
-            **separate_experts(f"{name}.experts", info.num_experts, **sizes),
+            **separate_experts(f"{name}.experts", info.num_experts, hidden_size=width, intermediate_size=inner),
             num_experts=info.num_experts,
+            hidden_size=width,
+            intermediate_size=inner,
             activation=config.activation,
-            **sizes,
         )
         shared = GatedMlp(
             f"{name}.shared_expert",
-            hidden_size=config.hidden_size,
+            hidden_size=width,
             intermediate_size=config.shared_intermediate_size,
             activation=config.activation,
             has_bias=False,
         )
         return MoeMlp(
-            FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts}),
+            FusedLinear(width, {f"{name}.gate": info.num_experts}),
             experts,
             route=top_then_softmax if config.has_normed_routing else softmax_then_top,
             num_chosen=config.num_experts_per_token,
             shared=shared,
-            shared_gate=FusedLinear(config.hidden_size, {f"{name}.shared_expert_gate": 1}),
+            shared_gate=FusedLinear(width, {f"{name}.shared_expert_gate": 1}),
         )
 
 

@@ -25,18 +25,15 @@ def gates_first(weight_N: Tensor, num_heads: int) -> Tensor:
 class GatedAttention(Attention):
     """Project to gates, queries, keys and values, attend, gate, project back."""
 
-    def __init__(self, name: str, info: LayerInfo, config: DecoderConfig) -> None:
-        super().__init__(name, info, config)
-        self.gate_columns = info.num_heads * info.head_size
-        kv_columns = info.num_kv_heads * info.head_size
-        names = {f"{name}.q_proj": 2 * self.gate_columns, f"{name}.k_proj": kv_columns, f"{name}.v_proj": kv_columns}
-        changes = {f"{name}.q_proj": partial(gates_first, num_heads=info.num_heads)}
-        self.qkv = FusedLinear(config.hidden_size, names, has_bias=config.has_qkv_bias, changes=changes)
+    def make_qkv(self, name: str, config: DecoderConfig) -> FusedLinear:
+        """The projection to gates, queries, keys and values, one behind the other."""
+        names = {f"{name}.q_proj": 2 * self.q_size, f"{name}.k_proj": self.k_size, f"{name}.v_proj": self.v_size}
+        changes = {f"{name}.q_proj": partial(gates_first, num_heads=self.info.num_heads)}
+        return FusedLinear(config.hidden_size, names, has_bias=config.has_qkv_bias, changes=changes)
 
     def forward(self, x_TE: Tensor, *, table: tuple[Tensor, Tensor], meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """[T, E]. table: cosines and sines of the tokens' positions."""
-        columns_TC = self.qkv(x_TE)
-        gate_TC, qkv_TC = columns_TC.tensor_split([self.gate_columns], 1)
+        gate_TC, qkv_TC = self.qkv(x_TE).tensor_split([self.q_size], 1)
         q_THD = qkv_norm_rope_write(
             qkv_TC,
             k_cache_BKPD=cache.k_BKPD,
@@ -63,4 +60,4 @@ class GatedAttention(Attention):
         assert self.info == info, (self.info, info)
         columns = 2 * (info.num_heads + info.num_kv_heads) * info.head_size
         assert self.qkv.packed.num_outputs == columns, (self.qkv.packed.num_outputs, info)
-        assert self.out.packed.num_inputs == self.gate_columns, (self.out.packed.num_inputs, info)
+        assert self.out.packed.num_inputs == self.q_size, (self.out.packed.num_inputs, info)

@@ -20,6 +20,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -75,6 +77,29 @@ THEIRS: dict[str, Callable] = {
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),
+    ),
+    "qwen3_next": lambda: (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=5,
+            layer_types=[
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+            linear_key_head_dim=10,
+            linear_value_head_dim=12,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+        ),
     ),
     "lfm3": lambda: (
         Lfm3ForCausalLM,
