@@ -21,7 +21,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
 MLP = "mlp"
 """A layer that mixes no tokens and so keeps nothing."""
-RECURRENT = (MAMBA, MAMBA2, SHORT_CONV)
+DELTA_NET = "delta_net"
+RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
 
@@ -97,13 +98,51 @@ class ShortConvInfo:
 
 
 @dataclass(frozen=True)
+class DeltaNetInfo:
+    """What a gated delta net is made of: Gated DeltaNet, Kimi Delta Attention."""
+
+    num_heads: int
+    num_groups: int
+    """Heads of a group share queries and keys."""
+    key_size: int
+    value_size: int
+    conv_width: int
+    """Inputs that the convolution sees, the token's own counted."""
+    has_row_decays: bool = False
+    """Whether each row of a state has a decay of its own (Kimi), or all of a head the same."""
+    beta_scale: float = 1.0
+    """2: a token may turn what the state holds at its key into the opposite (Olmo)."""
+    has_conv_bias: bool = False
+
+    @property
+    def key_columns(self) -> int:
+        """Of all queries, or of all keys."""
+        return self.num_groups * self.key_size
+
+    @property
+    def value_columns(self) -> int:
+        """Of all values."""
+        return self.num_heads * self.value_size
+
+    @property
+    def num_conv_channels(self) -> int:
+        """Queries, keys and values are convolved."""
+        return 2 * self.key_columns + self.value_columns
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """The recurrent state."""
+        return (self.num_heads, self.key_size, self.value_size)
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     """One row of the layer table: what mixes a layer's tokens. A layer that does it in two ways has two rows."""
 
     index: int
     """The layer's; rows of one layer share it and stand next to each other."""
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2", "conv" or "mlp"."""
+    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2", "conv", "delta_net" or "mlp"."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -116,6 +155,8 @@ class LayerInfo:
     """What a Mamba-1 or Mamba-2 layer is made of."""
     short_conv: ShortConvInfo | None = None
     """What a layer that only convolves is made of."""
+    delta_net: DeltaNetInfo | None = None
+    """What a gated delta net is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
     v_head_size: int | None = None
@@ -126,9 +167,9 @@ class LayerInfo:
     """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
-    def recurrent(self) -> MambaInfo | ShortConvInfo | None:
+    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | None:
         """What a layer that keeps one state is made of; None for attention."""
-        return self.mamba or self.short_conv
+        return self.mamba or self.short_conv or self.delta_net
 
     @property
     def has_cache(self) -> bool:
@@ -214,7 +255,7 @@ class StateCache:
     conv_SIW: Tensor
     """The convolution's last inputs, [S, channels, width - 1], in the model's dtype."""
     ssm_S: Tensor
-    """The recurrent states, float32 [S, I, N] (Mamba-1), [S, H, D, N] (Mamba-2) or [S, 0] (a convolution alone)."""
+    """The recurrent states, float32 [S, I, N] (Mamba-1), [S, H, D, N] (Mamba-2), [S, H, N, D] (delta nets), or none."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,28 @@ out are those of transformers' config classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, MLP, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
+from hybrid_engine.models.base import (
+    CHUNKED,
+    DELTA_NET,
+    FULL,
+    MAMBA,
+    MAMBA2,
+    MLP,
+    RECURRENT,
+    SLIDING,
+    DeltaNetInfo,
+    LayerInfo,
+    MambaInfo,
+    ShortConvInfo,
+)
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
-from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
+from hybrid_engine.models.layers.rope import LONGROPE, NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
@@ -33,11 +47,14 @@ class Names:
     layers: str = "model.layers"
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     attention_out: str = "o_proj"
+    sinks: str = "sinks"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     mamba: str = "mamba"
     short_conv: str = "conv"
+    delta_net: str = "linear_attn"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -73,6 +90,12 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_attention_gate: bool = False
     """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
+    has_output_gate: bool = False
+    """Whether each element of attention's output is multiplied by a sigmoid, projected with the queries (Qwen)."""
+    has_interleaved_rope: bool = False
+    """Whether a head's elements 2 i and 2 i + 1 turn together in the checkpoint; ours are i and i + D / 2."""
+    value_scale: float | None = None
+    """What values are multiplied with (MiMo)."""
     has_sandwich_norms: bool = False
     """Whether a sublayer's output is normed before it is added to the residual stream (Lfm3)."""
     has_zero_centered_norms: bool = False
@@ -85,8 +108,12 @@ class DecoderConfig:
     """What logits are divided by (Granite)."""
     num_experts_per_token: int = 0
     """Where layers have experts."""
+    expert_intermediate_size: int = 0
+    """Width of an expert where it differs from that of a dense MLP."""
     shared_intermediate_size: int = 0
-    """Width of the MLP that every token goes through beside its experts (Granite)."""
+    """Width of the MLP that every token goes through beside its experts."""
+    has_normed_routing: bool = True
+    """Whether the weights of a token's experts are made to add up to 1 (Qwen)."""
     names: Names = Names()
 
 
@@ -116,13 +143,14 @@ def resolve(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
-    layers are. Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv, delta_net: what
+    its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
+    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
@@ -151,12 +179,13 @@ def layer_table(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
 ) -> tuple[LayerInfo, ...]:
     """One row a layer."""
     rows = {kind: attention_row(values, kind) for kind in set(kinds) - {*RECURRENT, MLP}}
     rows[MLP] = LayerInfo(index=-1, kind=MLP)
     for kind in set(kinds) & set(RECURRENT):
-        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
+        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -180,7 +209,27 @@ def attention_row(values: Mapping[str, Any], kind: str) -> LayerInfo:
         head_size=head_size,
         rope=rope_of(values, kind, head_size=head_size),
         window=positive(values, "sliding_window") if kind == SLIDING else None,
+        chunk=positive(values, "attention_chunk_size") if kind == CHUNKED else None,
     )
+
+
+def without_rope(config: DecoderConfig, kind: str) -> DecoderConfig:
+    """The config with layers of a kind that know no positions."""
+    layers = tuple(replace(layer, rope=NO_ROPE) if layer.kind == kind else layer for layer in config.layers)
+    return replace(config, layers=layers)
+
+
+def with_interleaved_rope(config: DecoderConfig) -> DecoderConfig:
+    """The config of a model whose checkpoint has elements that turn together side by side.
+
+    Raises ConfigError where heads turn in part: no such model is known here.
+    """
+    for layer in config.layers:
+        if layer.rope.rotary_size not in (0, layer.head_size):
+            raise ConfigError(
+                f"{layer.rope.rotary_size} of a head's {layer.head_size} elements are to turn, must be all"
+            )
+    return replace(config, has_interleaved_rope=True)
 
 
 def kinds_of(values: Mapping[str, Any], *, default_pattern: int) -> tuple[str, ...]:
@@ -201,7 +250,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:
@@ -242,6 +291,8 @@ def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
     if num_turning % 2:
         raise ConfigError(f"{num_turning} of a head's {head_size} elements are to turn, must be an even number")
     rope = Rope(theta=float(fields["rope_theta"]), rotary_size=num_turning, scaling=scaling)
+    if scaling == LONGROPE:
+        return with_longrope(rope, fields, values)
     return with_scaling(rope, fields, values) if scaling != "default" else rope
 
 
@@ -299,6 +350,34 @@ def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any
     return scaled
 
 
+def with_longrope(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any]) -> Rope:
+    """A rope whose frequencies have divisors of their own (LongRoPE, https://arxiv.org/abs/2402.13753).
+
+    A checkpoint has two sets, for texts within the original context and for longer ones. Which one holds is decided
+    here, by the length that the model may reach: keys of one text must all be turned alike, and be found by others.
+    """
+    longest = values["max_position_embeddings"]
+    original = fields.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
+    original = original or longest
+    which = "long_factor" if longest > original else "short_factor"
+    divisors = tuple(fields.get(which) or ())
+    if 2 * len(divisors) != rope.rotary_size:
+        raise ConfigError(
+            f"{which} has {len(divisors)} entries, must be one a frequency ({rope.rotary_size // 2} of them)"
+        )
+    factor = fields.get("factor") or longest / original
+    magnitude = fields.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return replace(
+        rope,
+        divisors=divisors,
+        factor=float(factor),
+        magnitude=float(magnitude),
+        original_max_position_embeddings=original,
+    )
+
+
 def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
     """What YaRN multiplies cosines and sines with."""
     if fields.get("attention_factor") is not None:
@@ -306,6 +385,14 @@ def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
     if fields.get("mscale") and fields.get("mscale_all_dim"):
         return yarn_magnitude(factor, fields["mscale"]) / yarn_magnitude(factor, fields["mscale_all_dim"])
     return yarn_magnitude(factor)
+
+
+def experts_per_token(values: Mapping[str, Any], num_experts: int) -> int:
+    """How many experts a token goes through. Raises ConfigError when there aren't so many."""
+    num_chosen = positive(values, "num_experts_per_tok")
+    if 1 < num_experts < num_chosen:
+        raise ConfigError(f"num_experts_per_tok is {num_chosen}, must be at most the number of experts ({num_experts})")
+    return num_chosen
 
 
 def activation_of(values: Mapping[str, Any]) -> str:

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import add_rms_norm, rms_norm
 from hybrid_engine.kernels.ssm import StateMeta
-from hybrid_engine.models.base import MAMBA, MAMBA2, SHORT_CONV, LayerCache, LayerInfo, StateCache
+from hybrid_engine.models.base import DELTA_NET, MAMBA, MAMBA2, SHORT_CONV, LayerCache, LayerInfo, StateCache
 from hybrid_engine.models.config import DecoderConfig
 from hybrid_engine.models.decoder import DecoderLayer
 from hybrid_engine.models.layers.attention import Attention
+from hybrid_engine.models.layers.delta_net import DeltaNet
+from hybrid_engine.models.layers.gated_attention import GatedAttention
 from hybrid_engine.models.layers.mamba import MambaMixer
 from hybrid_engine.models.layers.mamba2 import Mamba2Mixer
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.norm import Norm
 from hybrid_engine.models.layers.short_conv import ShortConv
 
-Mixer = Attention | MambaMixer | Mamba2Mixer | ShortConv
+Mixer = Attention | MambaMixer | Mamba2Mixer | ShortConv | DeltaNet
 
 
 def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = None) -> Mixer:
@@ -32,6 +34,10 @@ def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = No
         return Mamba2Mixer(f"{layer}.{names.mamba}", info, config)
     if info.kind == SHORT_CONV:
         return ShortConv(f"{layer}.{names.short_conv}", info, config)
+    if info.kind == DELTA_NET:
+        return DeltaNet(f"{layer}.{names.delta_net}", info, config)
+    if config.has_output_gate:
+        return GatedAttention(f"{layer}.{names.attention}", info, config)
     return Attention(f"{layer}.{names.attention}", info, config)
 
 
@@ -44,16 +50,18 @@ class ResidualLayer(DecoderLayer):
         self.has_float32_residual = config.has_float32_residual
         self.residual_scale = config.residual_scale
         self.input_norm = Norm(f"{config.names.layers}.{info.index}.{config.names.input_norm}", config.hidden_size)
+        self.is_zero_centered = config.has_zero_centered_norms
 
     def close(self, x_TE: Tensor, residual_TE: Tensor, norm_E: Tensor) -> tuple[Tensor, Tensor]:
         """End a sublayer: add its output to the residual stream, norm the sum for what comes next."""
         if self.residual_scale is not None:
             x_TE = x_TE * self.residual_scale
         if not self.has_float32_residual or x_TE.dtype == torch.float32:
-            return add_rms_norm(x_TE, residual_TE, norm_E, eps=self.eps)
+            return add_rms_norm(x_TE, residual_TE, norm_E, eps=self.eps, zero_centered=self.is_zero_centered)
         sum_TE = residual_TE.float() + x_TE
         # Rounded before it is normed, as the models were trained.
-        return rms_norm(sum_TE.to(x_TE.dtype), norm_E, eps=self.eps), sum_TE
+        x_TE = rms_norm(sum_TE.to(x_TE.dtype), norm_E, eps=self.eps, zero_centered=self.is_zero_centered)
+        return x_TE, sum_TE
 
 
 class MixerLayer(ResidualLayer):
@@ -61,7 +69,11 @@ class MixerLayer(ResidualLayer):
 
     def __init__(self, info: LayerInfo, config: DecoderConfig) -> None:
         super().__init__(info, config)
-        self.mixer = make_mixer(info, config)
+        self.mixer = self.make_mixer(info, config)
+
+    def make_mixer(self, info: LayerInfo, config: DecoderConfig) -> Mixer:
+        """What mixes the tokens."""
+        return make_mixer(info, config)
 
     def forward(
         self,

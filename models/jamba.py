@@ -11,7 +11,15 @@ from torch import nn
 
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import MAMBA, LayerInfo, MambaInfo, Model
-from hybrid_engine.models.config import DecoderConfig, Names, hybrid_kinds, positive, resolve, with_defaults
+from hybrid_engine.models.config import (
+    DecoderConfig,
+    Names,
+    experts_per_token,
+    hybrid_kinds,
+    positive,
+    resolve,
+    with_defaults,
+)
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer
 from hybrid_engine.models.layers.linear import FusedLinear
@@ -87,14 +95,6 @@ def mamba_info(values: Mapping[str, Any]) -> MambaInfo:
         has_bias=values["mamba_proj_bias"],
         has_inner_norms=True,
     )
-
-
-def experts_per_token(values: Mapping[str, Any], num_experts: int) -> int:
-    """How many experts a token goes through. Raises ConfigError when there aren't so many."""
-    num_chosen = positive(values, "num_experts_per_tok")
-    if 1 < num_experts < num_chosen:
-        raise ConfigError(f"num_experts_per_tok is {num_chosen}, must be at most the number of experts ({num_experts})")
-    return num_chosen
 
 
 class JambaLayer(DenseLayer):

@@ -9,7 +9,26 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, falcon_h1, gemma, jamba, lfm, llama, mamba, nemotron_h, three_kinds, zamba2
+from hybrid_engine.models import (
+    bamba,
+    cohere,
+    falcon_h1,
+    gemma,
+    gpt_oss,
+    granite_swa,
+    jamba,
+    lfm,
+    llama,
+    llama4,
+    mamba,
+    mimo,
+    nemotron_h,
+    olmo,
+    phi,
+    qwen_next,
+    three_kinds,
+    zamba2,
+)
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
@@ -29,20 +48,32 @@ class Architecture:
 
 ARCHITECTURES = {
     "bamba": Architecture(bamba.resolve_bamba, bamba.build_bamba),
+    "cohere2": Architecture(cohere.resolve_cohere2, cohere.build),
+    "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
     "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),
+    "granite_swa": Architecture(granite_swa.resolve_granite_swa, granite_swa.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
     "jamba": Architecture(jamba.resolve_jamba, jamba.build),
     "lfm2": Architecture(lfm.resolve_lfm2, lfm.build),
     "lfm3": Architecture(lfm.resolve_lfm3, lfm.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
+    "llama4_text": Architecture(llama4.resolve_llama4, llama4.build),
     "mamba": Architecture(mamba.resolve_mamba, mamba.build),
     "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),
+    "mimo_v2_flash": Architecture(mimo.resolve_mimo, mimo.build),
+    "ministral": Architecture(llama.resolve_ministral, llama.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
     "nemotron_h": Architecture(nemotron_h.resolve_nemotron_h, nemotron_h.build),
+    "olmo3": Architecture(olmo.resolve_olmo3, olmo.build_olmo3),
+    "phi3": Architecture(phi.resolve_phi3, phi.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
+    "qwen3_5_moe_text": Architecture(qwen_next.resolve_qwen3_5_moe, qwen_next.build),
+    "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
+    "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
     "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }

@@ -23,8 +23,8 @@ OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
-    r"mtp\..*",  # guesses several tokens ahead, which isn't done here
-    r"(model\.)?(vision_tower|multi_modal_projector)\..*",  # images aren't read here
+    r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*",  # images aren't read here
+    r"mtp\..*",  # heads that guess several tokens (Qwen, Nemotron)
 )
 """Tensors that a text model leaves alone."""
 

@@ -15,7 +15,7 @@ from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Part, Weight
 
 if TYPE_CHECKING:
-    from hybrid_engine.models.base import LayerInfo, MambaInfo, ShortConvInfo, StateCache
+    from hybrid_engine.models.base import DeltaNetInfo, LayerInfo, MambaInfo, ShortConvInfo, StateCache
     from hybrid_engine.models.config import DecoderConfig
 
 
@@ -25,7 +25,9 @@ class Conv(WeightModule):
     weight_IW: Tensor
     bias_I: Tensor | None
 
-    def __init__(self, name: str, info: MambaInfo | ShortConvInfo, *, activation: str | None = "silu") -> None:
+    def __init__(
+        self, name: str, info: MambaInfo | ShortConvInfo | DeltaNetInfo, *, activation: str | None = "silu"
+    ) -> None:
         super().__init__()
         channels = info.num_conv_channels
         self.activation = activation

@@ -1,8 +1,9 @@
-"""RMSNorm weights. The norms themselves are fused with what surrounds them and called where they stand."""
+"""Weights of norms. RMSNorms themselves are fused with what surrounds them and called where they stand."""
 
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Part, Weight
@@ -16,3 +17,8 @@ class Norm(WeightModule):
     def __init__(self, name: str, size: int) -> None:
         super().__init__()
         self.weights = (Weight("weight_E", (Part(f"{name}.weight", (size,)),), is_float32=True),)
+
+
+def layer_norm(x_TE: Tensor, weight_E: Tensor, *, eps: float) -> Tensor:
+    """(x - mean) / deviation * weight over the last dimension, in float32, cast to x's dtype at the end."""
+    return F.layer_norm(x_TE.float(), weight_E.shape, weight_E, None, eps).to(x_TE.dtype)

@@ -112,13 +112,13 @@ def tiny(tmp_path_factory, device) -> Callable[..., tuple[torch.nn.Module, Model
 
 
 def save_random(model_class, config, folder: Path, **options) -> None:
-    """Save a model in which every parameter is random: norms and biases too, which start as zeros or ones."""
+    """Save a model in which all is random that is saved: norms and biases too, which start as zeros or ones."""
     torch.manual_seed(0)
     model = model_class(config)
+    saved = model.state_dict().keys()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
-        saved = model.state_dict()
         for name, buffer in model.named_buffers():
             if name in saved and buffer.is_floating_point():
                 buffer.add_(torch.randn_like(buffer) * 0.2)

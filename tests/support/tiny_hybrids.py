@@ -24,6 +24,8 @@ from transformers import (
     MambaForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
 )
@@ -127,6 +129,29 @@ THEIRS: dict[str, Callable] = {
             mamba_ngroups=2,
             n_mamba_heads=8,
             time_step_min=1e-9,
+        ),
+    ),
+    "qwen3_next": lambda: (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=5,
+            layer_types=[
+                "linear_attention",
+                "full_attention",
+                "linear_attention",
+                "linear_attention",
+                "full_attention",
+            ],
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+            linear_key_head_dim=10,
+            linear_value_head_dim=12,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
         ),
     ),
     "lfm3": lambda: (

@@ -1,0 +1,152 @@
+"""Tiny random models of families that only attend, with periods, offsets and counts that are nobody's default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as hf
+
+WINDOW, CHUNK = 8, 12
+SLIDING, FULL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+COMMON = {
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "max_position_embeddings": 256,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+MIXED = [SLIDING, FULL, SLIDING, SLIDING, FULL]
+PLAIN_ROPE = {"rope_type": "default", "rope_theta": 500.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.1],
+    "long_factor": [1.5, 3.0],
+}
+
+
+def five_layers(**changes: Any) -> dict[str, Any]:
+    """Fields of a model of five layers, windows in three of them."""
+    return COMMON | {"num_hidden_layers": 5, "layer_types": MIXED, "sliding_window": WINDOW} | changes
+
+
+FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "phi3": lambda: (
+        hf.Phi3ForCausalLM,
+        hf.Phi3Config(**COMMON, num_hidden_layers=2, sliding_window=WINDOW, rope_parameters=dict(PLAIN_ROPE)),
+    ),
+    "ministral": lambda: (
+        hf.MinistralForCausalLM,
+        hf.MinistralConfig(**five_layers(head_dim=16, rope_parameters=dict(PLAIN_ROPE))),
+    ),
+    "olmo3": lambda: (
+        hf.Olmo3ForCausalLM,
+        hf.Olmo3Config(
+            **five_layers(attention_bias=True),
+            rope_parameters={SLIDING: dict(PLAIN_ROPE), FULL: dict(YARN, rope_theta=3000.0, truncate=True)},
+        ),
+    ),
+    "exaone4": lambda: (
+        hf.Exaone4ForCausalLM,
+        hf.Exaone4Config(**five_layers(head_dim=16, rope_parameters=dict(PLAIN_ROPE))),
+    ),
+    "exaone4 without a window": lambda: (
+        hf.Exaone4ForCausalLM,
+        hf.Exaone4Config(
+            **COMMON,
+            num_hidden_layers=2,
+            sliding_window=None,
+            layer_types=[FULL, FULL],
+            tie_word_embeddings=True,
+            rope_parameters=dict(PLAIN_ROPE),
+        ),
+    ),
+    "cohere2": lambda: (
+        hf.Cohere2ForCausalLM,
+        hf.Cohere2Config(
+            **five_layers(attention_bias=True, layer_norm_eps=1e-3, logit_scale=0.5, rope_parameters=dict(PLAIN_ROPE))
+        ),
+    ),
+    "granite_swa": lambda: (
+        hf.GraniteSWAForCausalLM,
+        hf.GraniteSWAConfig(
+            **five_layers(attention_bias=True, mlp_bias=True),
+            layer_rope_theta=[50.0, 0, 900.0, 50.0, 100.0],
+            embedding_multiplier=3.0,
+            residual_multiplier=0.4,
+            attention_multiplier=0.3,
+            logits_scaling=0.7,
+        ),
+    ),
+    "gpt_oss": lambda: (
+        hf.GptOssForCausalLM,
+        hf.GptOssConfig(
+            **five_layers(head_dim=16, rope_parameters=dict(YARN)),
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            swiglu_alpha=1.3,
+            swiglu_limit=0.8,
+        ),
+    ),
+    "llama4_text": lambda: (
+        hf.Llama4ForCausalLM,
+        hf.Llama4TextConfig(
+            **COMMON,
+            num_hidden_layers=5,
+            head_dim=16,
+            intermediate_size_mlp=40,
+            no_rope_layers=[1, 0, 1, 1, 0],
+            moe_layers=[0, 1, 3],
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            attention_chunk_size=CHUNK,
+            floor_scale=10,
+            attn_scale=0.7,
+            attention_bias=True,
+            rope_parameters=dict(PLAIN_ROPE),
+        ),
+    ),
+    "mimo_v2_flash": lambda: (
+        hf.MiMoV2FlashForCausalLM,
+        hf.MiMoV2FlashConfig(
+            **five_layers(num_attention_heads=8, attention_bias=True, attention_value_scale=0.6),
+            head_dim=12,
+            v_head_dim=8,
+            mlp_layer_types=["dense", "sparse", "sparse", "dense", "sparse"],
+            moe_intermediate_size=24,
+            n_routed_experts=8,
+            num_experts_per_tok=3,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=1.7,
+            rope_parameters={
+                SLIDING: dict(PLAIN_ROPE, partial_rotary_factor=0.334),
+                FULL: dict(PLAIN_ROPE, rope_theta=3000.0, partial_rotary_factor=0.5),
+            },
+        ),
+    ),
+    "phi3 with longrope": lambda: (
+        hf.Phi3ForCausalLM,
+        hf.Phi3Config(
+            **COMMON,
+            num_hidden_layers=2,
+            original_max_position_embeddings=256,
+            rope_parameters=LONGROPE | {"attention_factor": 1.2},
+        ),
+    ),
+}
