@@ -56,7 +56,11 @@ class MambaInfo:
     has_output_bias: bool | None = None
     """Whether the projection out of the layer has one, where it isn't as the other."""
     has_inner_norms: bool = False
-    """Whether time steps, B and C are normed (Jamba)."""
+    """Whether time steps, B and C are normed (Jamba) …"""
+    has_inner_norm_weights: bool = True
+    """… and then multiplied with weights (not so in Falcon-Mamba)."""
+    inner_norm_eps: float | None = None
+    """None: that of the other norms."""
 
     @property
     def head_size(self) -> int:

@@ -112,7 +112,7 @@ FIELDS = by_rule(
     (INDEX.or_listed().or_null(), "eos_token_id"),
     (INDEX.listed().or_null(), "attn_layer_indices full_attn_idxs mlp_only_layers"),
     (PATTERN.or_null(), "sliding_window_pattern _sliding_window_pattern"),
-    (NOT_NEGATIVE, "rms_norm_eps layer_norm_epsilon norm_eps"),
+    (NOT_NEGATIVE, "rms_norm_eps layer_norm_epsilon norm_eps mixer_rms_eps"),
     (POSITIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling"),
     (POSITIVE, "block_ffn_dim_multiplier lm_head_multiplier key_multiplier ssm_in_multiplier ssm_out_multiplier"),
     (POSITIVE, "attention_in_multiplier attention_out_multiplier"),

@@ -51,6 +51,7 @@ ARCHITECTURES = {
     "cohere2": Architecture(cohere.resolve_cohere2, cohere.build),
     "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
     "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
+    "falcon_mamba": Architecture(mamba.resolve_falcon_mamba, mamba.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),

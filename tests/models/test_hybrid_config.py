@@ -8,6 +8,7 @@ import pytest
 from transformers import (
     BambaConfig,
     FalconH1Config,
+    FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
@@ -170,6 +171,7 @@ def test_limits_of_time_steps(limit, expected):
         (NemotronHConfig, nemotron_h.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
+        (FalconMambaConfig, mamba.FALCON_MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

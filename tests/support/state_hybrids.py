@@ -3,6 +3,8 @@
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     Zamba2Config,
@@ -139,6 +141,32 @@ MODELS = {
             add_bias_linear=True,
             hidden_act="gelu_pytorch_tanh",
             rms_norm_eps=1e-3,
+        ),
+    ),
+    "falcon_mamba": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(
+            vocab_size=99,
+            hidden_size=48,
+            num_hidden_layers=3,
+            state_size=5,
+            conv_kernel=CONV,
+            time_step_rank=7,
+            use_bias=True,
+            mixer_rms_eps=1e-2,
+            layer_norm_epsilon=1e-3,
+        ),
+    ),
+    "falcon_mamba without bias of the convolution, not tied": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(
+            vocab_size=99,
+            hidden_size=48,
+            num_hidden_layers=2,
+            expand=3,
+            state_size=4,
+            use_conv_bias=False,
+            tie_word_embeddings=False,
         ),
     ),
 }

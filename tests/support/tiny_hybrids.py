@@ -12,6 +12,8 @@ from transformers import (
     BambaForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaConfig,
@@ -80,6 +82,10 @@ THEIRS: dict[str, Callable] = {
         GraniteMoeHybridConfig(**GRANITE, position_embedding_type="rope"),
     ),
     "mamba": lambda: (MambaForCausalLM, MambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6)),
+    "falcon_mamba": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6),
+    ),
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),

@@ -29,6 +29,7 @@ TENSORS = {
         "model.layers.4.linear.weight",
         "model.layers.4.mamba_decoder.mamba.A_log",
     ),
+    "falcon_mamba": ("backbone.layers.1.mixer.x_proj.weight", "backbone.layers.2.mixer.dt_proj.bias"),
 }
 """Of each family, some that others don't have."""
 each_tensor = pytest.mark.parametrize(
