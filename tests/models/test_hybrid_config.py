@@ -13,6 +13,7 @@ from transformers import (
     JambaConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, mamba, nemotron_h, zamba2
+from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, lfm_moe, mamba, nemotron_h, zamba2
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -170,6 +171,7 @@ def test_limits_of_time_steps(limit, expected):
         (FalconH1Config, falcon_h1.DEFAULTS),
         (NemotronHConfig, nemotron_h.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
+        (Lfm2MoeConfig, lfm_moe.DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
         (FalconMambaConfig, mamba.FALCON_MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),

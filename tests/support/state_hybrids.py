@@ -5,6 +5,8 @@ from transformers import (
     FalconH1ForCausalLM,
     FalconMambaConfig,
     FalconMambaForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     Zamba2Config,
@@ -60,6 +62,13 @@ ZAMBA2 = {
     "chunk_size": CHUNK,
     "adapter_rank": 7,
     "time_step_min": 1e-9,  # as in NEMOTRON_H
+}
+LFM2_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "conv_L_cache": CONV,
+    "norm_eps": 1e-3,
 }
 
 MODELS = {
@@ -166,6 +175,30 @@ MODELS = {
             expand=3,
             state_size=4,
             use_conv_bias=False,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "lfm2_moe": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION | LFM2_MOE,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "full_attention"],
+            num_dense_layers=1,
+            routed_scaling_factor=1.5,
+            conv_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        ),
+    ),
+    "lfm2_moe without bias of the experts, not tied": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION | LFM2_MOE,
+            num_hidden_layers=3,
+            layer_types=["full_attention", "conv", "conv"],
+            num_dense_layers=0,
+            use_expert_bias=False,
+            norm_topk_prob=False,
             tie_word_embeddings=False,
         ),
     ),

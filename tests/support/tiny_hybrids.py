@@ -18,6 +18,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Lfm3Config,
     Lfm3ForCausalLM,
     Mamba2Config,
@@ -158,6 +160,18 @@ THEIRS: dict[str, Callable] = {
             linear_value_head_dim=12,
             linear_num_key_heads=2,
             linear_num_value_heads=4,
+        ),
+    ),
+    "lfm2_moe": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
         ),
     ),
     "lfm3": lambda: (
