@@ -33,7 +33,8 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return an empty table that fits a terminal of 80 columns. left: columns that hold words rather than numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+        # Words may go on in another line, numbers may not.
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in left)
     return table
 
 
@@ -76,7 +77,7 @@ def _count(number: int) -> str:
 def group_table(plan: EnginePlan) -> Table:
     """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
     memory = plan.memory
-    columns = ("group", "keeps", "layers", "tokens a block", "bytes a block", "blocks", "tokens", "bytes")
+    columns = ("group", "keeps", "layers", "tokens\na block", "bytes\na block", "blocks", "tokens", "bytes")
     title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
     for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
