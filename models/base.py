@@ -48,6 +48,8 @@ class MambaInfo:
     """Mamba-2 only: what gate, scan's input, B, C and time steps are multiplied with once projected (Falcon-H1)."""
     dt_rank: int = 0
     """Mamba-1 only: the width through which the time steps are projected."""
+    num_slices: int | None = None
+    """Mamba-1 only: the channels' equal slices, each with time steps, B and C of its own (Zamba); None: one whole."""
     dt_limit: tuple[float, float] = (0.0, math.inf)
     """Mamba-2 only: what time steps are clamped to."""
     has_conv_bias: bool = True

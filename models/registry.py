@@ -28,6 +28,7 @@ from hybrid_engine.models import (
     phi,
     qwen_next,
     three_kinds,
+    zamba,
     zamba2,
 )
 from hybrid_engine.models.base import Model, ModelInfo
@@ -78,6 +79,7 @@ ARCHITECTURES = {
     "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
     "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
+    "zamba": Architecture(zamba.resolve_zamba, zamba2.build),
     "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""

@@ -19,10 +19,11 @@ from transformers import (
     MambaConfig,
     NemotronHConfig,
     Zamba2Config,
+    ZambaConfig,
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, lfm_moe, mamba, nemotron_h, zamba2
+from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, lfm_moe, mamba, nemotron_h, zamba, zamba2
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -121,9 +122,14 @@ def test_the_width_of_lfm2s_mlp_is_that_of_transformers(change):
     assert describe_model(LFM2 | {"num_hidden_layers": 1} | change).num_parameters == expected
 
 
-def test_zamba2_has_the_layers_of_transformers_where_its_config_has_no_list():
-    shared = [layer.index for layer in describe_model({"model_type": "zamba2"}).layers if layer.kind == FULL]
-    assert shared == Zamba2Config().hybrid_layer_ids
+@pytest.mark.parametrize(
+    "theirs", [Zamba2Config(), ZambaConfig(), ZambaConfig(attn_layer_period=4, attn_layer_offset=2)]
+)
+def test_zambas_have_the_layers_of_transformers_where_their_configs_have_no_list(theirs):
+    periods = {name: value for name, value in theirs.to_dict().items() if name.startswith("attn_layer_")}
+    config = {"model_type": theirs.model_type} | periods
+    with_attention = [layer.index for layer in describe_model(config).layers if layer.kind == FULL]
+    assert with_attention == [index for index, kind in enumerate(theirs.layers_block_type) if kind == "hybrid"]
 
 
 def test_experts_come_at_their_own_period():
@@ -170,6 +176,7 @@ def test_limits_of_time_steps(limit, expected):
         (Lfm3Config, lfm.LFM3_DEFAULTS),
         (FalconH1Config, falcon_h1.DEFAULTS),
         (NemotronHConfig, nemotron_h.DEFAULTS),
+        (ZambaConfig, zamba.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
         (Lfm2MoeConfig, lfm_moe.DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),

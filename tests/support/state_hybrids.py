@@ -11,6 +11,8 @@ from transformers import (
     NemotronHForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
 )
 
 COMMON = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 56, "eos_token_id": None, "pad_token_id": None}
@@ -63,6 +65,7 @@ ZAMBA2 = {
     "adapter_rank": 7,
     "time_step_min": 1e-9,  # as in NEMOTRON_H
 }
+ZAMBA = {"mamba_d_state": 5, "mamba_d_conv": CONV, "mamba_dt_rank": 7}
 LFM2_MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -200,6 +203,28 @@ MODELS = {
             use_expert_bias=False,
             norm_topk_prob=False,
             tie_word_embeddings=False,
+        ),
+    ),
+    "zamba": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION | ZAMBA,
+            num_hidden_layers=7,
+            attn_layer_period=3,
+            attn_layer_offset=1,
+            n_mamba_heads=3,
+            mamba_proj_bias=True,
+        ),
+    ),
+    "zamba from a list, without bias of the convolution": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION | ZAMBA,
+            num_hidden_layers=4,
+            layers_block_type=["hybrid", "mamba", "hybrid", "mamba"],
+            n_mamba_heads=1,
+            mamba_expand=3,
+            mamba_conv_bias=False,
         ),
     ),
 }

@@ -32,6 +32,8 @@ from transformers import (
     Qwen3NextForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -119,6 +121,15 @@ THEIRS: dict[str, Callable] = {
             n_routed_experts=4,
             moe_intermediate_size=24,
             moe_shared_expert_intermediate_size=32,
+        ),
+    ),
+    "zamba": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba"],
+            mamba_d_state=6,
         ),
     ),
     "zamba2": lambda: (
