@@ -100,6 +100,8 @@ class DeltaNetInfo:
     """Whether each row of a state has a decay of its own (Kimi), or all of a head the same."""
     beta_scale: float = 1.0
     """2: a token may turn what the state holds at its key into the opposite (Olmo)."""
+    norm_eps: float | None = None
+    """Of the norm behind the rule; None: that of the other norms."""
     has_conv_bias: bool = False
 
     @property
@@ -121,6 +123,26 @@ class DeltaNetInfo:
     def ssm_shape(self) -> tuple[int, ...]:
         """The recurrent state."""
         return (self.num_heads, self.key_size, self.value_size)
+
+
+@dataclass(frozen=True)
+class LatentInfo:
+    """What multi-head latent attention is made of (DeepSeek-V2).
+
+    A token's keys and values of all heads are projected from one latent vector, and this is what is kept: its row of
+    the layer table has one kv head, whose key is the latent and behind it what the heads share, and whose value is the
+    latent.
+    """
+
+    latent_size: int
+    shared_size: int
+    """Elements of a key that all heads share (those that turn, where anything does)."""
+    own_size: int
+    """Elements of a key that a head has to itself."""
+    value_size: int
+    """Of a head, once projected from the latent."""
+    query_rank: int | None = None
+    """Width through which queries are projected; None: directly."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +169,9 @@ class LayerInfo:
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
     v_head_size: int | None = None
-    """Size of a value's heads where it differs from that of queries and keys."""
+    """Size of a value's heads where it differs from that of queries and keys; 0: values are parts of the keys."""
+    latent: LatentInfo | None = None
+    """What multi-head latent attention is made of."""
     has_sinks: bool = False
     """Whether each head has a score that takes its share of the softmax and gives nothing."""
     reads_layer: int | None = None
@@ -176,7 +200,7 @@ class LayerInfo:
     @property
     def value_size(self) -> int:
         """Size of a value's heads."""
-        return self.v_head_size or self.head_size
+        return self.head_size if self.v_head_size is None else self.v_head_size
 
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the row keeps between steps; it has_cache."""

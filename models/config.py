@@ -89,8 +89,6 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_attention_gate: bool = False
     """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
-    has_output_gate: bool = False
-    """Whether each element of attention's output is multiplied by a sigmoid, projected with the queries (Qwen)."""
     has_interleaved_rope: bool = False
     """Whether a head's elements 2 i and 2 i + 1 turn together in the checkpoint; ours are i and i + D / 2."""
     value_scale: float | None = None
@@ -111,8 +109,6 @@ class DecoderConfig:
     """Width of an expert where it differs from that of a dense MLP."""
     shared_intermediate_size: int = 0
     """Width of the MLP that every token goes through beside its experts."""
-    has_normed_routing: bool = True
-    """Whether the weights of a token's experts are made to add up to 1 (Qwen)."""
     names: Names = Names()
 
 

@@ -117,7 +117,8 @@ def save_random(model_class, config, folder: Path, **options) -> None:
     model = model_class(config)
     saved = model.state_dict().keys()
     with torch.no_grad():
-        for parameter in model.parameters():
+        corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias")]
+        for parameter in (*model.parameters(), *corrections):
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
         for name, buffer in model.named_buffers():
             if name in saved and buffer.is_floating_point():
