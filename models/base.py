@@ -19,8 +19,8 @@ from hybrid_engine.weights.parts import Weight
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
-DELTA_NET = "delta_net"
-RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET)
+DELTA_NET, LIGHTNING = "delta_net", "lightning"
+RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET, LIGHTNING)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
 
@@ -126,6 +126,23 @@ class DeltaNetInfo:
 
 
 @dataclass(frozen=True)
+class LightningInfo:
+    """What lightning attention is made of (MiniMax)."""
+
+    num_heads: int
+    head_size: int
+    num_conv_channels: int = 0
+    conv_width: int = 1
+    """Nothing is convolved."""
+    has_conv_bias: bool = False
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """The recurrent state."""
+        return (self.num_heads, self.head_size, self.head_size)
+
+
+@dataclass(frozen=True)
 class LatentInfo:
     """What multi-head latent attention is made of (DeepSeek-V2).
 
@@ -151,7 +168,7 @@ class LayerInfo:
 
     index: int
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2", "conv" or "delta_net"."""
+    """"full_attention", "sliding_attention", "chunked_attention" or one of RECURRENT."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -166,6 +183,8 @@ class LayerInfo:
     """What a layer that only convolves is made of."""
     delta_net: DeltaNetInfo | None = None
     """What a gated delta net is made of."""
+    lightning: LightningInfo | None = None
+    """What lightning attention is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
     v_head_size: int | None = None
@@ -178,9 +197,9 @@ class LayerInfo:
     """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
-    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | None:
+    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | LightningInfo | None:
         """What a layer that keeps one state is made of; None for attention."""
-        return self.mamba or self.short_conv or self.delta_net
+        return self.mamba or self.short_conv or self.delta_net or self.lightning
 
     @property
     def has_cache(self) -> bool:

@@ -17,12 +17,14 @@ from hybrid_engine.models.base import (
     CHUNKED,
     DELTA_NET,
     FULL,
+    LIGHTNING,
     MAMBA,
     MAMBA2,
     RECURRENT,
     SLIDING,
     DeltaNetInfo,
     LayerInfo,
+    LightningInfo,
     MambaInfo,
     ShortConvInfo,
 )
@@ -139,13 +141,15 @@ def resolve(
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
     delta_net: DeltaNetInfo | None = None,
+    lightning: LightningInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv, delta_net: what
-    its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv and so on:
+    what its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
+    recurrent = {"mamba": mamba, "short_conv": short_conv, "delta_net": delta_net, "lightning": lightning}
+    layers = layer_table(values, kinds, recurrent)
     if mamba is not None and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
@@ -169,17 +173,12 @@ def resolve(
 
 
 def layer_table(
-    values: Mapping[str, Any],
-    kinds: tuple[str, ...],
-    *,
-    mamba: MambaInfo | None = None,
-    short_conv: ShortConvInfo | None = None,
-    delta_net: DeltaNetInfo | None = None,
+    values: Mapping[str, Any], kinds: tuple[str, ...], recurrent: Mapping[str, Any]
 ) -> tuple[LayerInfo, ...]:
-    """One row a layer."""
+    """One row a layer. recurrent: what the model's recurrent layers are, by the row's field."""
     rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
     for kind in set(kinds) & set(RECURRENT):
-        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv, delta_net=delta_net)
+        rows[kind] = LayerInfo(index=-1, kind=kind, **recurrent)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -244,7 +243,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET, LIGHTNING)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:

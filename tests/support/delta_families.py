@@ -50,6 +50,16 @@ KIMI_EXPERTS = {
     "routed_scaling_factor": 1.7,
     "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"],
 }
+MINIMAX = {
+    "num_experts_per_tok": 3,
+    "block_size": 16,
+    "full_attn_alpha_factor": 1.3,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 0.7,
+    "linear_attn_beta_factor": 1.2,
+    "mlp_alpha_factor": 1.1,
+    "mlp_beta_factor": 0.9,
+}
 ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 MIXED = [DELTA, FULL, DELTA, DELTA, FULL]
 
@@ -117,5 +127,13 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
             q_lora_rank=20,
             first_k_dense_replace=2,
         ),
+    ),
+    "minimax": lambda: (
+        hf.MiniMaxForCausalLM,
+        hf.MiniMaxConfig(**five_layers(head_dim=10, num_local_experts=5), **MINIMAX),
+    ),
+    "minimax with a window, tied": lambda: (
+        hf.MiniMaxForCausalLM,
+        hf.MiniMaxConfig(**five_layers(layer_types=None, sliding_window=9, tie_word_embeddings=True)),
     ),
 }
