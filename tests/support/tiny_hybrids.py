@@ -125,7 +125,7 @@ THEIRS: dict[str, Callable] = {
             moe_intermediate_size=24,
         ),
     ),
-    "minimax": lambda: (MiniMaxForCausalLM, MiniMaxConfig(**FIVE_LAYERS, num_local_experts=4)),
+    "minimax": lambda: (MiniMaxForCausalLM, MiniMaxConfig(**FIVE_LAYERS, num_local_experts=5)),
     "lfm3": lambda: (
         Lfm3ForCausalLM,
         Lfm3Config(
