@@ -38,16 +38,22 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
 
 
 def layer_table(info: ModelInfo) -> Table:
-    """Show what each layer is."""
+    """Show what mixes the tokens of each layer; where two things do, in two rows."""
     has_experts = any(layer.num_experts for layer in info.layers)
     columns = ["layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"]
     columns += ["experts"] if has_experts else []
     table = new_table("Layers", *columns, left=("kind", "sees", "rope scaling"))
     for layer in info.layers:
-        cells = _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
+        cells = _row_cells(layer)
         experts = (_count(layer.num_experts),) if has_experts else ()
         table.add_row(str(layer.index), layer.kind.removesuffix("_attention"), *cells, *experts)
     return table
+
+
+def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
+    if not layer.has_cache:
+        return ("its token",) + 5 * ("-",)
+    return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
 
 
 def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:

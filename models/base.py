@@ -19,6 +19,8 @@ from hybrid_engine.weights.parts import Weight
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
+MLP = "mlp"
+"""A layer that mixes no tokens and so keeps nothing."""
 DELTA_NET, LIGHTNING = "delta_net", "lightning"
 RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET, LIGHTNING)
 """Kinds of layers that keep one state, whatever the number of tokens."""
@@ -36,6 +38,14 @@ class MambaInfo:
     """Mamba-2 only; a head has inner_size / num_heads channels."""
     num_groups: int = 1
     """Mamba-2 only: heads of a group share B and C, and the gated norm is over a group's channels."""
+    has_gated_norm: bool = True
+    """Mamba-2 only: without a norm the gate alone follows the scan (Falcon-H1)."""
+    is_normed_before_gate: bool = False
+    """Mamba-2 only: whether the gate multiplies what is normed, or is normed with it."""
+    gated_norm_eps: float | None = None
+    """Mamba-2 only: None: that of the other norms."""
+    column_scales: tuple[float, ...] = ()
+    """Mamba-2 only: what gate, scan's input, B, C and time steps are multiplied with once projected (Falcon-H1)."""
     dt_rank: int = 0
     """Mamba-1 only: the width through which the time steps are projected."""
     dt_limit: tuple[float, float] = (0.0, math.inf)
@@ -43,6 +53,8 @@ class MambaInfo:
     has_conv_bias: bool = True
     has_bias: bool = False
     """Whether the projections into and out of the layer have one."""
+    has_output_bias: bool | None = None
+    """Whether the projection out of the layer has one, where it isn't as the other."""
     has_inner_norms: bool = False
     """Whether time steps, B and C are normed (Jamba)."""
 
@@ -164,11 +176,12 @@ class LatentInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """One row of the layer table."""
+    """One row of the layer table: what mixes a layer's tokens. A layer that does it in two ways has two rows."""
 
     index: int
+    """The layer's; rows of one layer share it and stand next to each other."""
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention" or one of RECURRENT."""
+    """"full_attention", "sliding_attention", "chunked_attention", "mlp" or one of RECURRENT."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -204,7 +217,7 @@ class LayerInfo:
     @property
     def has_cache(self) -> bool:
         """Whether anything is kept between steps."""
-        return self.reads_layer is None
+        return self.kind != MLP and self.reads_layer is None
 
     @property
     def rope_theta(self) -> float:
@@ -245,6 +258,7 @@ class ModelInfo:
     architecture: str
     """The config's model_type."""
     layers: tuple[LayerInfo, ...]
+    """The layer table, first layer first."""
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int

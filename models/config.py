@@ -20,6 +20,7 @@ from hybrid_engine.models.base import (
     LIGHTNING,
     MAMBA,
     MAMBA2,
+    MLP,
     RECURRENT,
     SLIDING,
     DeltaNetInfo,
@@ -31,7 +32,7 @@ from hybrid_engine.models.base import (
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
 from hybrid_engine.models.layers.rope import LONGROPE, NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
 
 LEGACY_KINDS = {"attention": FULL}
@@ -76,7 +77,7 @@ class DecoderConfig:
     max_position_embeddings: int
     norm_eps: float
     activation: str
-    """"gelu_tanh" or "silu"."""
+    """"gelu", "gelu_tanh" or "silu"."""
     attention_scale: float
     is_tied: bool
     """Whether the head is the embedding table."""
@@ -154,7 +155,7 @@ def resolve(
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
         raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
-    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
+    head_sizes = {layer.head_size for layer in layers if layer.num_heads}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -176,7 +177,8 @@ def layer_table(
     values: Mapping[str, Any], kinds: tuple[str, ...], recurrent: Mapping[str, Any]
 ) -> tuple[LayerInfo, ...]:
     """One row a layer. recurrent: what the model's recurrent layers are, by the row's field."""
-    rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
+    rows = {kind: attention_row(values, kind) for kind in set(kinds) - {*RECURRENT, MLP}}
+    rows[MLP] = LayerInfo(index=-1, kind=MLP)
     for kind in set(kinds) & set(RECURRENT):
         rows[kind] = LayerInfo(index=-1, kind=kind, **recurrent)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))

@@ -12,6 +12,7 @@ from hybrid_engine.errors import ConfigError, UnknownModelError
 from hybrid_engine.models import (
     bamba,
     cohere,
+    falcon_h1,
     gemma,
     gpt_oss,
     granite_swa,
@@ -23,11 +24,13 @@ from hybrid_engine.models import (
     mamba,
     mimo,
     minimax,
+    nemotron_h,
     olmo,
     olmo_hybrid,
     phi,
     qwen_next,
     three_kinds,
+    zamba2,
 )
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
@@ -50,6 +53,7 @@ ARCHITECTURES = {
     "bamba": Architecture(bamba.resolve_bamba, bamba.build_bamba),
     "cohere2": Architecture(cohere.resolve_cohere2, cohere.build),
     "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
+    "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),
@@ -67,6 +71,7 @@ ARCHITECTURES = {
     "minimax": Architecture(minimax.resolve_minimax, minimax.build),
     "ministral": Architecture(llama.resolve_ministral, llama.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
+    "nemotron_h": Architecture(nemotron_h.resolve_nemotron_h, nemotron_h.build),
     "olmo3": Architecture(olmo.resolve_olmo3, olmo.build_olmo3),
     "olmo_hybrid": Architecture(olmo_hybrid.resolve_olmo_hybrid, olmo_hybrid.build),
     "phi3": Architecture(phi.resolve_phi3, phi.build),
@@ -76,6 +81,7 @@ ARCHITECTURES = {
     "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
     "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
+    "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""
 

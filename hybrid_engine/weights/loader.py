@@ -32,7 +32,7 @@ UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
     r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*",  # images aren't read here
     r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",  # derived from the config (MiniMax)
-    r"mtp\..*",  # heads that guess several tokens (Qwen)
+    r"mtp\..*",  # heads that guess several tokens (Qwen, Nemotron)
 )
 """Tensors that a text model leaves alone."""
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from transformers import (
     BambaConfig,
+    FalconH1Config,
     GraniteMoeHybridConfig,
     JambaConfig,
     Lfm2Config,
@@ -14,10 +15,12 @@ from transformers import (
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
+    NemotronHConfig,
+    Zamba2Config,
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, jamba, lfm, mamba
+from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, mamba, nemotron_h, zamba2
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -116,6 +119,11 @@ def test_the_width_of_lfm2s_mlp_is_that_of_transformers(change):
     assert describe_model(LFM2 | {"num_hidden_layers": 1} | change).num_parameters == expected
 
 
+def test_zamba2_has_the_layers_of_transformers_where_its_config_has_no_list():
+    shared = [layer.index for layer in describe_model({"model_type": "zamba2"}).layers if layer.kind == FULL]
+    assert shared == Zamba2Config().hybrid_layer_ids
+
+
 def test_experts_come_at_their_own_period():
     layers = describe_model(JAMBA | {"num_experts": 6}).layers
     assert [layer.num_experts for layer in layers] == [0, 6, 0, 0, 0, 6, 0]
@@ -158,6 +166,9 @@ def test_limits_of_time_steps(limit, expected):
         (GraniteMoeHybridConfig, bamba.GRANITE_DEFAULTS),
         (Lfm2Config, lfm.LFM2_DEFAULTS),
         (Lfm3Config, lfm.LFM3_DEFAULTS),
+        (FalconH1Config, falcon_h1.DEFAULTS),
+        (NemotronHConfig, nemotron_h.DEFAULTS),
+        (Zamba2Config, zamba2.DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],

@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaConfig,
@@ -24,10 +26,14 @@ from transformers import (
     MambaForCausalLM,
     MiniMaxConfig,
     MiniMaxForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     OlmoHybridConfig,
     OlmoHybridForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    Zamba2Config,
+    Zamba2ForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -97,6 +103,53 @@ THEIRS: dict[str, Callable] = {
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),
+    ),
+    "falcon_h1": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | MAMBA2,
+            num_hidden_layers=3,
+            mamba_d_ssm=40,
+            key_multiplier=0.6,
+            attention_in_multiplier=1.3,
+            ssm_out_multiplier=1.4,
+            ssm_multipliers=[0.8, 1.2, 0.7, 1.5, 1.1],
+            mlp_multipliers=[1.6, 0.5],
+        ),
+    ),
+    "nemotron_h": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION,
+            hybrid_override_pattern="M-*EM",
+            head_dim=12,
+            ssm_state_size=6,
+            mamba_num_heads=8,
+            mamba_head_dim=6,
+            n_groups=2,
+            time_step_min=1e-9,
+            n_routed_experts=4,
+            moe_intermediate_size=24,
+            moe_shared_expert_intermediate_size=32,
+        ),
+    ),
+    "zamba2": lambda: (
+        Zamba2ForCausalLM,
+        Zamba2Config(
+            **COMMON | RANGE,
+            intermediate_size=56,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            num_mem_blocks=2,
+            use_shared_attention_adapter=True,
+            adapter_rank=5,
+            use_mem_rope=True,
+            mamba_d_state=6,
+            mamba_ngroups=2,
+            n_mamba_heads=8,
+            time_step_min=1e-9,
+        ),
     ),
     "qwen3_next": lambda: (
         Qwen3NextForCausalLM,
