@@ -320,6 +320,8 @@ class Model(nn.Module):
 
     info: ModelInfo
     dtype: torch.dtype
+    unused_weights: tuple[str, ...] = ()
+    """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -14,6 +14,8 @@ from hybrid_engine.models import (
     cohere,
     falcon_h1,
     gemma,
+    gemma3n,
+    gemma4,
     gpt_oss,
     granite_swa,
     jamba,
@@ -35,6 +37,7 @@ from hybrid_engine.models import (
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
+from hybrid_engine.weights.dequantised import dequantised, quant_method
 from hybrid_engine.weights.loader import load_weights
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -56,6 +59,8 @@ ARCHITECTURES = {
     "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "gemma3n_text": Architecture(gemma3n.resolve_gemma3n, gemma3n.build),
+    "gemma4_text": Architecture(gemma4.resolve_gemma4, gemma4.build),
     "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),
     "granite_swa": Architecture(granite_swa.resolve_granite_swa, granite_swa.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
@@ -97,7 +102,7 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     if not isinstance(config, Mapping):
         raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
-    check_unquantised({**values, **config})
+    quant_method(config)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
@@ -105,25 +110,14 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     return architecture.build(architecture.resolve(values), dtype).to(device)
 
 
-def check_unquantised(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a config that says that its weights are quantised: they would be read as something else."""
-    for key in ("quantization_config", "compression_config"):
-        found = values.get(key)
-        if found is not None:
-            method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
-            raise ConfigError(
-                f"the model's config has {key} ({method}): quantised safetensors aren't read here, take the model in "
-                f"bfloat16, float16 or float32, or as a GGUF file"
-            )
-
-
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
     """Build a model and fill it from a checkpoint, every tensor accounted for.
 
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
+    checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
-    load_weights(model.weights(), checkpoint, dtype=dtype, device=device)
+    load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
     return model.eval()
 
