@@ -151,7 +151,7 @@ def resolve(
     """
     recurrent = {"mamba": mamba, "short_conv": short_conv, "delta_net": delta_net, "lightning": lightning}
     layers = layer_table(values, kinds, recurrent)
-    if mamba is not None and activation_of(values) != "silu":
+    if any((mamba, delta_net, lightning)) and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
         raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")

@@ -131,9 +131,9 @@ class MiniMaxLayer(DecoderLayer):
         x_TE = rms_norm(x_TE, self.pre_mlp_norm.weight_E, eps=self.eps)
         return x_TE * self.mlp_factors[0] + self.mlp(x_TE) * self.mlp_factors[1]
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.mixer.check(info)
+        self.mixer.check(*rows)
 
 
 def make_experts(name: str, info: LayerInfo, config: DecoderConfig) -> MoeMlp:

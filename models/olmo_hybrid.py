@@ -112,9 +112,9 @@ class OlmoDeltaLayer(DecoderLayer):
         x_TE = x_TE + self.mixer(normed_TE, meta=meta, cache=cache)
         return x_TE + self.mlp(rms_norm(x_TE, self.pre_mlp_norm.weight_E, eps=self.eps))
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.mixer.check(info)
+        self.mixer.check(*rows)
 
 
 def make_layer(info: LayerInfo, config: DecoderConfig) -> DecoderLayer:
