@@ -33,7 +33,8 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return an empty table that fits a terminal of 80 columns. left: columns that hold words rather than numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+        # One word, which would be cut where others can wrap.
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=column == "kind")
     return table
 
 

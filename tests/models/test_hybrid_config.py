@@ -10,17 +10,35 @@ from transformers import (
     FalconH1Config,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
     Zamba2Config,
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, mamba, nemotron_h, zamba2
+from hybrid_engine.models import (
+    bamba,
+    falcon_h1,
+    jamba,
+    kimi_linear,
+    lfm,
+    mamba,
+    minimax,
+    nemotron_h,
+    olmo_hybrid,
+    qwen_next,
+    zamba2,
+)
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -169,6 +187,12 @@ def test_limits_of_time_steps(limit, expected):
         (FalconH1Config, falcon_h1.DEFAULTS),
         (NemotronHConfig, nemotron_h.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
+        (KimiLinearConfig, kimi_linear.DEFAULTS),
+        (MiniMaxConfig, minimax.DEFAULTS),
+        (OlmoHybridConfig, olmo_hybrid.DEFAULTS),
+        (Qwen3NextConfig, qwen_next.QWEN3_NEXT_DEFAULTS),
+        (Qwen3_5TextConfig, qwen_next.QWEN3_5_DEFAULTS),
+        (Qwen3_5MoeTextConfig, qwen_next.QWEN3_5_MOE_DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],

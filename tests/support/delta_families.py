@@ -31,7 +31,7 @@ OLMO_NET = NET | {"linear_key_head_dim": 18, "linear_value_head_dim": 6}
 EXPERTS = {
     "num_experts": 5,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 28,
 }
 KIMI = {
@@ -46,7 +46,7 @@ KIMI = {
 KIMI_EXPERTS = {
     "num_local_experts": 6,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 24,
     "routed_scaling_factor": 1.7,
     "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"],
 }
