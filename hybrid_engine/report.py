@@ -33,8 +33,9 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return an empty table that fits a terminal of 80 columns. left: columns that hold words rather than numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        # Words may go on in another line, numbers may not.
-        table.add_column(column, justify="left" if column in left else "right", no_wrap=column not in left)
+        # Words may go on in another line; numbers and a layer's kind, one word, would be cut.
+        can_wrap = column in left and column != "kind"
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=not can_wrap)
     return table
 
 

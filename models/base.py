@@ -21,8 +21,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
 MLP = "mlp"
 """A layer that mixes no tokens and so keeps nothing."""
-DELTA_NET = "delta_net"
-RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET)
+DELTA_NET, LIGHTNING = "delta_net", "lightning"
+RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET, LIGHTNING)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
 
@@ -118,6 +118,8 @@ class DeltaNetInfo:
     """Whether each row of a state has a decay of its own (Kimi), or all of a head the same."""
     beta_scale: float = 1.0
     """2: a token may turn what the state holds at its key into the opposite (Olmo)."""
+    norm_eps: float | None = None
+    """Of the norm behind the rule; None: that of the other norms."""
     has_conv_bias: bool = False
 
     @property
@@ -142,13 +144,50 @@ class DeltaNetInfo:
 
 
 @dataclass(frozen=True)
+class LightningInfo:
+    """What lightning attention is made of (MiniMax)."""
+
+    num_heads: int
+    head_size: int
+    num_conv_channels: int = 0
+    conv_width: int = 1
+    """Nothing is convolved."""
+    has_conv_bias: bool = False
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """The recurrent state."""
+        return (self.num_heads, self.head_size, self.head_size)
+
+
+@dataclass(frozen=True)
+class LatentInfo:
+    """What multi-head latent attention is made of (DeepSeek-V2).
+
+    A token's keys and values of all heads are projected from one latent vector, and this is what is kept: its row of
+    the layer table has one kv head, whose key is the latent and behind it what the heads share, and whose value is the
+    latent.
+    """
+
+    latent_size: int
+    shared_size: int
+    """Elements of a key that all heads share (those that turn, where anything does)."""
+    own_size: int
+    """Elements of a key that a head has to itself."""
+    value_size: int
+    """Of a head, once projected from the latent."""
+    query_rank: int | None = None
+    """Width through which queries are projected; None: directly."""
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     """One row of the layer table: what mixes a layer's tokens. A layer that does it in two ways has two rows."""
 
     index: int
     """The layer's; rows of one layer share it and stand next to each other."""
     kind: str
-    """"full_attention", "sliding_attention", "chunked_attention", "mamba", "mamba2", "conv", "delta_net" or "mlp"."""
+    """"full_attention", "sliding_attention", "chunked_attention", "mlp" or one of RECURRENT."""
     num_heads: int = 0
     num_kv_heads: int = 0
     head_size: int = 0
@@ -163,19 +202,23 @@ class LayerInfo:
     """What a layer that only convolves is made of."""
     delta_net: DeltaNetInfo | None = None
     """What a gated delta net is made of."""
+    lightning: LightningInfo | None = None
+    """What lightning attention is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
     v_head_size: int | None = None
-    """Size of a value's heads where it differs from that of queries and keys."""
+    """Size of a value's heads where it differs from that of queries and keys; 0: values are parts of the keys."""
+    latent: LatentInfo | None = None
+    """What multi-head latent attention is made of."""
     has_sinks: bool = False
     """Whether each head has a score that takes its share of the softmax and gives nothing."""
     reads_layer: int | None = None
     """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
-    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | None:
+    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | LightningInfo | None:
         """What a layer that keeps one state is made of; None for attention."""
-        return self.mamba or self.short_conv or self.delta_net
+        return self.mamba or self.short_conv or self.delta_net or self.lightning
 
     @property
     def has_cache(self) -> bool:
@@ -195,7 +238,7 @@ class LayerInfo:
     @property
     def value_size(self) -> int:
         """Size of a value's heads."""
-        return self.v_head_size or self.head_size
+        return self.head_size if self.v_head_size is None else self.v_head_size
 
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the row keeps between steps; it has_cache."""
@@ -283,6 +326,8 @@ class Model(nn.Module):
 
     info: ModelInfo
     dtype: torch.dtype
+    unused_weights: tuple[str, ...] = ()
+    """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

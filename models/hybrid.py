@@ -15,7 +15,7 @@ from hybrid_engine.models.config import DecoderConfig
 from hybrid_engine.models.decoder import DecoderLayer
 from hybrid_engine.models.layers.attention import Attention
 from hybrid_engine.models.layers.delta_net import DeltaNet
-from hybrid_engine.models.layers.gated_attention import GatedAttention
+from hybrid_engine.models.layers.latent_attention import LatentAttention
 from hybrid_engine.models.layers.mamba import MambaMixer
 from hybrid_engine.models.layers.mamba2 import Mamba2Mixer
 from hybrid_engine.models.layers.mlp import GatedMlp
@@ -23,7 +23,7 @@ from hybrid_engine.models.layers.norm import Norm
 from hybrid_engine.models.layers.short_conv import ShortConv
 from hybrid_engine.models.layers.sliced_mamba import SlicedMambaMixer
 
-Mixer = Attention | MambaMixer | SlicedMambaMixer | Mamba2Mixer | ShortConv | DeltaNet
+Mixer = Attention | LatentAttention | MambaMixer | SlicedMambaMixer | Mamba2Mixer | ShortConv | DeltaNet
 
 
 def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = None) -> Mixer:
@@ -39,8 +39,8 @@ def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = No
         return ShortConv(f"{layer}.{names.short_conv}", info, config)
     if info.kind == DELTA_NET:
         return DeltaNet(f"{layer}.{names.delta_net}", info, config)
-    if config.has_output_gate:
-        return GatedAttention(f"{layer}.{names.attention}", info, config)
+    if info.latent is not None:
+        return LatentAttention(f"{layer}.{names.attention}", info, config)
     return Attention(f"{layer}.{names.attention}", info, config)
 
 
@@ -101,7 +101,7 @@ class MixerLayer(ResidualLayer):
         cache: LayerCache | StateCache,
     ) -> Tensor:
         """Run the mixer with the metadata and the cache of its kind: [T, E]."""
-        if isinstance(self.mixer, Attention):
+        if isinstance(self.mixer, Attention | LatentAttention):
             assert isinstance(meta, AttentionMeta), type(meta)
             assert isinstance(cache, LayerCache), type(cache)
             return self.mixer(x_TE, table=table, meta=meta, cache=cache)

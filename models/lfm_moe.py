@@ -46,7 +46,10 @@ class LfmMoeConfig(DecoderConfig):
 
     has_expert_bias: bool = True
     """Whether a learned number is added to each expert's score when experts are chosen."""
+    has_normed_routing: bool = True
+    """Whether the weights of a token's experts are made to add up to 1 …"""
     routed_scale: float = 1.0
+    """… before they are multiplied with this."""
 
 
 def resolve_lfm2_moe(config: Mapping[str, Any]) -> LfmMoeConfig:
@@ -67,12 +70,12 @@ def resolve_lfm2_moe(config: Mapping[str, Any]) -> LfmMoeConfig:
         layers=layers,
         num_experts_per_token=experts_per_token(values, num_experts),
         expert_intermediate_size=positive(values, "moe_intermediate_size"),
-        has_normed_routing=values["norm_topk_prob"],
         names=LFM2_NAMES,
     )
     return LfmMoeConfig(
         **vars(settled),
         has_expert_bias=values["use_expert_bias"],
+        has_normed_routing=values["norm_topk_prob"],
         routed_scale=values["routed_scaling_factor"],
     )
 
@@ -92,7 +95,8 @@ class LfmMoeLayer(DenseLayer):
                 info.num_experts,
                 hidden_size=sizes[0],
                 intermediate_size=sizes[1],
-                parts=("w1", "w3", "w2"),
+                gate_up=("w1", "w3"),
+                down="w2",
             ),
             num_experts=info.num_experts,
             hidden_size=sizes[0],

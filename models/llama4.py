@@ -179,13 +179,19 @@ class Llama4Layer(DenseLayer):
             activation=config.activation,
             weighs_inputs=True,
         )
-        sizes = {"hidden_size": width, "intermediate_size": inner}
+        shared = GatedMlp(
+            f"{name}.shared_expert",
+            hidden_size=width,
+            intermediate_size=inner,
+            activation=config.activation,
+            has_bias=False,
+        )
         return MoeMlp(
             FusedLinear(width, {f"{name}.router": num_experts}),
             experts,
             route=top_then_sigmoid,
             num_chosen=config.num_experts_per_token,
-            shared=GatedMlp(f"{name}.shared_expert", **sizes, activation=config.activation, has_bias=False),
+            shared=shared,
         )
 
 

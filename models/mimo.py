@@ -142,11 +142,12 @@ class MimoLayer(DenseLayer):
             return super().make_mlp(layer, info, config)
         assert isinstance(config, MimoConfig), type(config)
         name = f"{layer}.{config.names.mlp}"
-        sizes = {"hidden_size": config.hidden_size, "intermediate_size": config.expert_intermediate_size}
+        width, inner = config.hidden_size, config.expert_intermediate_size
         experts = Experts(
-            **separate_experts(f"{name}.experts", info.num_experts, **sizes),
+            **separate_experts(f"{name}.experts", info.num_experts, hidden_size=width, intermediate_size=inner),
             num_experts=info.num_experts,
-            **sizes,
+            hidden_size=width,
+            intermediate_size=inner,
             activation=config.activation,
         )
         route = GroupedSigmoid(
@@ -156,7 +157,7 @@ class MimoLayer(DenseLayer):
             is_normed=config.has_normed_weights,
             scale=config.routed_scale,
         )
-        router = FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts})
+        router = FusedLinear(width, {f"{name}.gate": info.num_experts})
         return MoeMlp(router, experts, route=route, num_chosen=config.num_experts_per_token)
 
 

@@ -77,7 +77,10 @@ class NemotronHConfig(DecoderConfig):
 
     latent_size: int | None = None
     """The width that experts work in, where it isn't the model's."""
+    has_normed_routing: bool = True
+    """Whether the weights of a token's experts are made to add up to 1 …"""
     routed_scale: float = 1.0
+    """… before they are multiplied with this."""
     num_expert_groups: int = 1
     num_kept_expert_groups: int = 1
 
@@ -113,12 +116,12 @@ def resolve_nemotron_h(config: Mapping[str, Any]) -> NemotronHConfig:
         num_experts_per_token=experts_per_token(values, num_experts),
         shared_intermediate_size=positive(values, "moe_shared_expert_intermediate_size"),
         expert_intermediate_size=positive(values, "moe_intermediate_size"),
-        has_normed_routing=values["norm_topk_prob"],
         names=NAMES,
     )
     return NemotronHConfig(
         **vars(settled),
         latent_size=values["moe_latent_size"],
+        has_normed_routing=values["norm_topk_prob"],
         routed_scale=values["routed_scaling_factor"],
         num_expert_groups=expert_groups(values, num_experts),
         num_kept_expert_groups=values["topk_group"],

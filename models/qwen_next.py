@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from hybrid_engine.models.base import DELTA_NET, DeltaNetInfo, LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, experts_per_token, hybrid_kinds, positive, resolve, with_defaults
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer, Mixer
-from hybrid_engine.models.layers.delta_net import GroupedDeltaNet
+from hybrid_engine.models.layers.delta_net import DeltaNet, GroupedDeltaNet
+from hybrid_engine.models.layers.gated_attention import GatedAttention
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.moe import Experts, MoeMlp, separate_experts, softmax_then_top, top_then_softmax
@@ -72,12 +73,20 @@ UNNAMED = {"rope_theta": 10_000.0, "partial_rotary_factor": 0.25, "full_attentio
 """Where a config is silent; no fields of transformers' config classes."""
 
 
+@dataclass(frozen=True)
+class QwenConfig(DecoderConfig):
+    """What its router has of its own."""
+
+    has_normed_weights: bool = True
+    """Whether the weights of a token's experts are made to add up to 1."""
+
+
 def resolve_qwen3_next(config: Mapping[str, Any]) -> DecoderConfig:
     """Experts in every decoder_sparse_step-th layer but those of mlp_only_layers."""
     values = with_defaults(config, QWEN3_NEXT_DEFAULTS | UNNAMED)
     every, dense = positive(values, "decoder_sparse_step"), values["mlp_only_layers"] or ()
-    base = replace(_resolve(values), has_normed_routing=values["norm_topk_prob"])
-    return with_experts(base, values, lambda index: index not in dense and (index + 1) % every == 0)
+    base = with_experts(_resolve(values), values, lambda index: index not in dense and (index + 1) % every == 0)
+    return QwenConfig(**vars(base), has_normed_weights=values["norm_topk_prob"])
 
 
 def resolve_qwen3_5(config: Mapping[str, Any]) -> DecoderConfig:
@@ -88,7 +97,8 @@ def resolve_qwen3_5(config: Mapping[str, Any]) -> DecoderConfig:
 def resolve_qwen3_5_moe(config: Mapping[str, Any]) -> DecoderConfig:
     """Experts in every layer."""
     values = with_defaults(config, QWEN3_5_MOE_DEFAULTS | UNNAMED)
-    return with_experts(_resolve(values | {"intermediate_size": values["moe_intermediate_size"]}), values)
+    base = with_experts(_resolve(values | {"intermediate_size": values["moe_intermediate_size"]}), values)
+    return QwenConfig(**vars(base))
 
 
 def _resolve(values: Mapping[str, Any]) -> DecoderConfig:
@@ -97,7 +107,6 @@ def _resolve(values: Mapping[str, Any]) -> DecoderConfig:
     return replace(
         resolve(values, kinds, delta_net=delta_net_info(values)),
         has_qk_norm=True,
-        has_output_gate=True,
         has_zero_centered_norms=True,
         has_qkv_bias=values["attention_bias"],
         has_output_bias=values["attention_bias"],
@@ -142,10 +151,20 @@ def with_experts(
 class QwenLayer(DenseLayer):
     """A mixer and a gated MLP, or experts with a gated MLP beside them."""
 
+    delta_net_class = DeltaNet
+
+    def make_mixer(self, info: LayerInfo, config: DecoderConfig) -> Mixer:
+        """What mixes the tokens."""
+        layer, names = f"{config.names.layers}.{info.index}", config.names
+        if info.kind == DELTA_NET:
+            return self.delta_net_class(f"{layer}.{names.delta_net}", info, config)
+        return GatedAttention(f"{layer}.{names.attention}", info, config)
+
     def make_mlp(self, layer: str, info: LayerInfo, config: DecoderConfig) -> nn.Module:
         """A gated MLP, or the experts that this row of the layer table has."""
         if not info.num_experts:
             return super().make_mlp(layer, info, config)
+        assert isinstance(config, QwenConfig), type(config)
         name = f"{layer}.{config.names.mlp}"
         width, inner = config.hidden_size, config.expert_intermediate_size
         experts = Experts(
@@ -165,7 +184,7 @@ class QwenLayer(DenseLayer):
         return MoeMlp(
             FusedLinear(width, {f"{name}.gate": info.num_experts}),
             experts,
-            route=top_then_softmax if config.has_normed_routing else softmax_then_top,
+            route=top_then_softmax if config.has_normed_weights else softmax_then_top,
             num_chosen=config.num_experts_per_token,
             shared=shared,
             shared_gate=FusedLinear(width, {f"{name}.shared_expert_gate": 1}),
@@ -175,11 +194,7 @@ class QwenLayer(DenseLayer):
 class QwenNextLayer(QwenLayer):
     """The projections of delta nets stand group by group in the checkpoint."""
 
-    def make_mixer(self, info: LayerInfo, config: DecoderConfig) -> Mixer:
-        """What mixes the tokens."""
-        if info.kind == DELTA_NET:
-            return GroupedDeltaNet(f"{config.names.layers}.{info.index}.{config.names.delta_net}", info, config)
-        return super().make_mixer(info, config)
+    delta_net_class = GroupedDeltaNet
 
 
 def build_next(config: DecoderConfig, dtype: torch.dtype) -> Model:

@@ -68,20 +68,21 @@ class DeltaNet(nn.Module):
     """
 
     gate_activation = "silu"
+    norm_name, out_name = "norm", "out_proj"
 
     def __init__(self, name: str, info: LayerInfo, config: DecoderConfig) -> None:
         super().__init__()
         assert info.delta_net is not None, info
         assert config.activation == "silu", config.activation
         self.info, self.delta_net = info, info.delta_net
-        self.eps = config.norm_eps
+        self.eps = config.norm_eps if self.delta_net.norm_eps is None else self.delta_net.norm_eps
         net, width = self.delta_net, config.hidden_size
         self.in_proj = self.make_in_proj(name, config)
         self.column_sizes = [net.value_columns, net.num_conv_channels, net.num_heads, net.num_heads]
-        self.conv = Conv(f"{name}.conv1d", net)
+        self.conv = self.make_conv(name)
         self.decays = Decays(name, net)
-        self.norm = HeadNorm(f"{name}.norm", num_heads=net.num_heads, head_size=net.value_size)
-        self.out_proj = FusedLinear(net.value_columns, {f"{name}.out_proj": width})
+        self.norm = HeadNorm(f"{name}.{self.norm_name}", num_heads=net.num_heads, head_size=net.value_size)
+        self.out_proj = FusedLinear(net.value_columns, {f"{name}.{self.out_name}": width})
 
     def make_in_proj(self, name: str, config: DecoderConfig) -> FusedLinear:
         """All that is projected from the layer's input."""
@@ -93,6 +94,10 @@ class DeltaNet(nn.Module):
             f"{name}.in_proj_a": net.num_heads,
         }
         return FusedLinear(config.hidden_size, names)
+
+    def make_conv(self, name: str) -> Conv:
+        """The convolution."""
+        return Conv(f"{name}.conv1d", self.delta_net)
 
     def forward(self, x_TE: Tensor, *, meta: StateMeta, cache: StateCache) -> Tensor:
         """[T, E]. cache: the layer's states, advanced in place."""
@@ -151,6 +156,61 @@ class GroupedDeltaNet(DeltaNet):
         sizes = {one: net.num_groups * sum(parts) for one, parts in columns.items()}
         changes = {one: partial(ungroup, sizes=parts, order=orders[one]) for one, parts in columns.items()}
         return FusedLinear(config.hidden_size, sizes, changes=changes)
+
+
+class SplitConv(Conv):
+    """Queries, keys and values each have a convolution of their own in the checkpoint."""
+
+    def __init__(self, name: str, info: DeltaNetInfo) -> None:
+        super().__init__(name, info)
+        columns = {"q": info.key_columns, "k": info.key_columns, "v": info.value_columns}
+        parts = tuple(Part(f"{name}.{one}_conv1d.weight", (n, 1, info.conv_width)) for one, n in columns.items())
+        self.weights = (Weight("weight_IW", parts, is_float32=True),)
+
+
+class SplitDeltaNet(DeltaNet):
+    """Every projection is a tensor of its own (Olmo)."""
+
+    norm_name, out_name = "o_norm", "o_proj"
+
+    def make_in_proj(self, name: str, config: DecoderConfig) -> FusedLinear:
+        """All that is projected from the layer's input."""
+        net = self.delta_net
+        keys, values, heads = net.key_columns, net.value_columns, net.num_heads
+        columns = {"g": values, "q": keys, "k": keys, "v": values, "b": heads, "a": heads}
+        return FusedLinear(config.hidden_size, {f"{name}.{one}_proj": size for one, size in columns.items()})
+
+    def make_conv(self, name: str) -> Conv:
+        """The convolution."""
+        return SplitConv(name, self.delta_net)
+
+
+class KimiDeltaNet(SplitDeltaNet):
+    """Each row of a state decays by itself; steps and gates are projected through a narrow width (Kimi Linear)."""
+
+    gate_activation = "sigmoid"
+
+    def __init__(self, name: str, info: LayerInfo, config: DecoderConfig) -> None:
+        super().__init__(name, info, config)
+        net = self.delta_net
+        rank = net.key_size
+        self.column_sizes = [net.num_conv_channels, net.num_heads, rank, rank]
+        self.step_proj = FusedLinear(rank, {f"{name}.f_b_proj": net.num_heads * net.key_size})
+        self.gate_proj = FusedLinear(rank, {f"{name}.g_b_proj": net.value_columns})
+        self.decays = Decays(name, net, A_shape=(1, 1, net.num_heads, 1))
+
+    def make_in_proj(self, name: str, config: DecoderConfig) -> FusedLinear:
+        """All that is projected from the layer's input."""
+        net = self.delta_net
+        keys, values, rank = net.key_columns, net.value_columns, net.key_size
+        columns = {"q": keys, "k": keys, "v": values, "b": net.num_heads, "f_a": rank, "g_a": rank}
+        return FusedLinear(config.hidden_size, {f"{name}.{one}_proj": size for one, size in columns.items()})
+
+    def forward(self, x_TE: Tensor, *, meta: StateMeta, cache: StateCache) -> Tensor:
+        """[T, E]. cache: the layer's states, advanced in place."""
+        qkv_TC, b_TH, steps_TR, gates_TR = self.in_proj(x_TE).split(self.column_sizes, 1)
+        dt_THN = self.step_proj(steps_TR).unflatten(1, (self.delta_net.num_heads, -1))
+        return self.mix(self.gate_proj(gates_TR), qkv_TC, b_TH, dt_THN, meta=meta, cache=cache)
 
 
 def ungroup(weight_NK: Tensor, sizes: tuple[int, ...], order: tuple[int, ...]) -> Tensor:

@@ -193,16 +193,16 @@ def separate_experts(
     *,
     hidden_size: int,
     intermediate_size: int,
-    parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj"),
+    down: str = "down_proj",
 ) -> dict:
     """Parts of experts that the checkpoint keeps one by one, as Experts takes them: gate_up and down.
 
-    name: of the list of experts. parts: what the checkpoint calls an expert's.
+    name: of the list of experts. gate_up, down: of an expert's projections.
     """
-    gate, up, down = parts
     each = [f"{name}.{expert}" for expert in range(num_experts)]
     inner = (intermediate_size, hidden_size)
     return {
-        "gate_up": tuple(Part(f"{one}.{half}.weight", inner) for one in each for half in (gate, up)),
+        "gate_up": tuple(Part(f"{one}.{half}.weight", inner) for one in each for half in gate_up),
         "down": tuple(Part(f"{one}.{down}.weight", inner[::-1]) for one in each),
     }

@@ -156,7 +156,7 @@ def test_end_tokens_come_as_one_or_several(value, ids):
         ({"hidden_size": 0}, "hidden_size = 0"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, r"must be a multiple of num_key_value_heads \(3\)"),
         ({"hidden_activation": "relu"}, "the activation is 'relu', must be one of gelu, gelu_pytorch_tanh"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope scaling is 'longrope', must be one of default, linear"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope scaling is 'dynamic', must be one of default, linear"),
         ({"use_bidirectional_attention": True}, "an embedding model"),
     ],
     ids=["short list", "foreign kind", "no window", "no width", "heads", "activation", "rope", "bidirectional"],

@@ -22,6 +22,7 @@ SMALL = {
     "num_heads": 6,
     "head_dim": 8,
     "n_groups": 2,
+    "num_kv_shared_layers": 0,
 }
 LLAMA, GEMMA = SMALL | {"model_type": "llama"}, SMALL | {"model_type": "gemma2"}
 JAMBA = SMALL | {"model_type": "jamba"}
@@ -117,8 +118,8 @@ def test_no_value_of_a_wrong_kind_ends_in_anything_but_a_config_error(model_type
         ([LLAMA], "the model's config is a list, must be an object"),
         (LLAMA | {"text_config": 5}, "text_config = 5, must be an object"),
         (LLAMA | {"model_type": ["llama"]}, r"no architecture here reads model_type \['llama'\]"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\): quantised"),
-        ({"text_config": LLAMA, "quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\): of quantised"),
+        ({"text_config": LLAMA, "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
     ],
     ids=["a list", "text_config", "model_type", "quantised", "quantised inside"],
 )

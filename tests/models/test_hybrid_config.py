@@ -11,19 +11,39 @@ from transformers import (
     FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     NemotronHConfig,
+    OlmoHybridConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
     Zamba2Config,
     ZambaConfig,
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, falcon_h1, jamba, lfm, lfm_moe, mamba, nemotron_h, zamba, zamba2
+from hybrid_engine.models import (
+    bamba,
+    falcon_h1,
+    jamba,
+    kimi_linear,
+    lfm,
+    lfm_moe,
+    mamba,
+    minimax,
+    nemotron_h,
+    olmo_hybrid,
+    qwen_next,
+    zamba,
+    zamba2,
+)
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -179,6 +199,12 @@ def test_limits_of_time_steps(limit, expected):
         (ZambaConfig, zamba.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
         (Lfm2MoeConfig, lfm_moe.DEFAULTS),
+        (KimiLinearConfig, kimi_linear.DEFAULTS),
+        (MiniMaxConfig, minimax.DEFAULTS),
+        (OlmoHybridConfig, olmo_hybrid.DEFAULTS),
+        (Qwen3NextConfig, qwen_next.QWEN3_NEXT_DEFAULTS),
+        (Qwen3_5TextConfig, qwen_next.QWEN3_5_DEFAULTS),
+        (Qwen3_5MoeTextConfig, qwen_next.QWEN3_5_MOE_DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
         (FalconMambaConfig, mamba.FALCON_MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),

@@ -26,11 +26,39 @@ NET = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
 }
+# As many columns of keys as of values: transformers cuts the convolution into three equal parts when it saves it.
+OLMO_NET = NET | {"linear_key_head_dim": 18, "linear_value_head_dim": 6}
 EXPERTS = {
     "num_experts": 5,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 20,
+    "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 28,
+}
+KIMI = {
+    "linear_num_heads": 3,
+    "linear_head_dim": 10,
+    "linear_conv_kernel_dim": 3,
+    "kv_lora_rank": 14,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 10,
+}
+KIMI_EXPERTS = {
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "routed_scaling_factor": 1.7,
+    "mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "dense"],
+}
+MINIMAX = {
+    "num_experts_per_tok": 3,
+    "block_size": 16,
+    "full_attn_alpha_factor": 1.3,
+    "full_attn_beta_factor": 0.8,
+    "linear_attn_alpha_factor": 0.7,
+    "linear_attn_beta_factor": 1.2,
+    "mlp_alpha_factor": 1.1,
+    "mlp_beta_factor": 0.9,
 }
 ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 MIXED = [DELTA, FULL, DELTA, DELTA, FULL]
@@ -72,5 +100,40 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
         hf.Qwen3_5MoeTextConfig(
             **{key: value for key, value in five_layers().items() if key != "intermediate_size"}, **NET, **EXPERTS
         ),
+    ),
+    "olmo_hybrid": lambda: (
+        hf.OlmoHybridForCausalLM,
+        hf.OlmoHybridConfig(**five_layers(attention_bias=True, rope_parameters={"rope_theta": None}), **OLMO_NET),
+    ),
+    "olmo_hybrid with rope, betas below one": lambda: (
+        hf.OlmoHybridForCausalLM,
+        hf.OlmoHybridConfig(
+            **five_layers(layer_types=None, tie_word_embeddings=True, rope_parameters={"rope_theta": 500.0}),
+            **OLMO_NET,
+            linear_allow_neg_eigval=False,
+        ),
+    ),
+    "kimi_linear": lambda: (
+        hf.KimiLinearForCausalLM,
+        hf.KimiLinearConfig(**five_layers(num_key_value_heads=6), **KIMI, **KIMI_EXPERTS),
+    ),
+    "kimi_linear with narrow queries, biases, groups of experts": lambda: (
+        hf.KimiLinearForCausalLM,
+        hf.KimiLinearConfig(
+            **five_layers(layer_types=None, num_key_value_heads=6, attention_bias=True),
+            **KIMI,
+            **KIMI_EXPERTS
+            | {"n_group": 3, "topk_group": 2, "n_shared_experts": 2, "norm_topk_prob": False, "mlp_layer_types": None},
+            q_lora_rank=20,
+            first_k_dense_replace=2,
+        ),
+    ),
+    "minimax": lambda: (
+        hf.MiniMaxForCausalLM,
+        hf.MiniMaxConfig(**five_layers(head_dim=10, num_local_experts=5), **MINIMAX),
+    ),
+    "minimax with a window, tied": lambda: (
+        hf.MiniMaxForCausalLM,
+        hf.MiniMaxConfig(**five_layers(layer_types=None, sliding_window=9, tie_word_embeddings=True)),
     ),
 }

@@ -18,6 +18,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     Lfm2MoeConfig,
     Lfm2MoeForCausalLM,
     Lfm3Config,
@@ -26,8 +28,12 @@ from transformers import (
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
     Zamba2Config,
@@ -60,6 +66,20 @@ GRANITE = (
         "residual_multiplier": 0.7,
     }
 )
+FIVE_LAYERS = (
+    COMMON
+    | ATTENTION
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+    }
+)
+DELTA_NET = {
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 THEIRS: dict[str, Callable] = {
     "jamba": lambda: (
         JambaForCausalLM,
@@ -153,24 +173,12 @@ THEIRS: dict[str, Callable] = {
     "qwen3_next": lambda: (
         Qwen3NextForCausalLM,
         Qwen3NextConfig(
-            **COMMON | ATTENTION,
-            num_hidden_layers=5,
-            layer_types=[
-                "linear_attention",
-                "full_attention",
-                "linear_attention",
-                "linear_attention",
-                "full_attention",
-            ],
+            **FIVE_LAYERS | DELTA_NET,
             head_dim=16,
             num_experts=4,
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             shared_expert_intermediate_size=20,
-            linear_key_head_dim=10,
-            linear_value_head_dim=12,
-            linear_num_key_heads=2,
-            linear_num_value_heads=4,
         ),
     ),
     "lfm2_moe": lambda: (
@@ -185,6 +193,23 @@ THEIRS: dict[str, Callable] = {
             moe_intermediate_size=24,
         ),
     ),
+    "olmo_hybrid": lambda: (OlmoHybridForCausalLM, OlmoHybridConfig(**FIVE_LAYERS | DELTA_NET)),
+    "kimi_linear": lambda: (
+        KimiLinearForCausalLM,
+        KimiLinearConfig(
+            **FIVE_LAYERS | {"num_key_value_heads": 4},
+            linear_num_heads=3,
+            linear_head_dim=10,
+            kv_lora_rank=14,
+            qk_rope_head_dim=6,
+            qk_nope_head_dim=8,
+            v_head_dim=10,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        ),
+    ),
+    "minimax": lambda: (MiniMaxForCausalLM, MiniMaxConfig(**FIVE_LAYERS, num_local_experts=5)),
     "lfm3": lambda: (
         Lfm3ForCausalLM,
         Lfm3Config(
