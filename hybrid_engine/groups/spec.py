@@ -27,7 +27,7 @@ class AttentionSpec:
     block_size: int = 16
     """Tokens in a block."""
     v_head_size: int | None = None
-    """Size of a value's heads where it differs from that of a key's."""
+    """Size of a value's heads where it differs from that of a key's; 0: values are parts of the keys."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -46,7 +46,7 @@ class AttentionSpec:
     @property
     def value_size(self) -> int:
         """Size of a value's heads."""
-        return self.v_head_size or self.head_size
+        return self.head_size if self.v_head_size is None else self.v_head_size
 
     @property
     def page_bytes(self) -> int:
