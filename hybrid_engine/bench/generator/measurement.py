@@ -67,8 +67,8 @@ def measure(items: Iterable[WorkItem]) -> WorkloadStatistics:
     """Measure a workload, its calls taken in the order given.
 
     Blocks count as whole: what two prompts have in common is rounded down to whole blocks. A prompt that leaves the one
-    before in its last whole block has not diverged: in published traces the end of a prompt is hashed otherwise than what
-    later stands there.
+    before in its last whole block has not diverged: in published traces the end of a prompt is often hashed otherwise
+    than what stands there later.
     """
     sums, seen = _Sums(), _Seen()
     seen_by: dict[str, _Seen] = {}
