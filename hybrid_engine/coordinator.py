@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hybrid_engine.checkpoint_recorder import CheckpointRecorder
@@ -158,7 +158,7 @@ class Coordinator:
         full_sequence_must_fit: bool = False,
         chunk_tokens: int | None = None,
         num_draft_slots: int = 0,
-        reserved_blocks: int = 0,
+        reserved_blocks: int | Sequence[int] = 0,
         watermark: float = 0.0,
     ) -> bool:
         """Give a request the blocks for its next tokens in every group, or change nothing and return False.
@@ -173,7 +173,7 @@ class Coordinator:
         delay_cache_blocks: don't make the external tokens findable now; `cache_blocks` does when they have arrived.
         full_sequence_must_fit: admit only if all known tokens and one more block fit in each group, when computed
             chunk_tokens at a time (None: at once), and a state for each of num_draft_slots.
-        reserved_blocks, watermark: blocks, and share of a group's blocks, to leave free in each group.
+        reserved_blocks, watermark: blocks, of each group or by group, and a share of the memory, to leave free.
         Raises ValueError when there is nothing to allocate.
         """
         if num_new_tokens + num_new_computed_tokens + num_external_computed_tokens <= 0:
@@ -198,9 +198,8 @@ class Coordinator:
             ]
             needed = list(map(max, wanted, peaks))
         if reserved_blocks or watermark:
-            needed = [
-                count + reserved_blocks + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)
-            ]
+            reserved = [reserved_blocks] * num_groups if isinstance(reserved_blocks, int) else reserved_blocks
+            needed = [count + reserved[i] + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)]
         if self._is_short(needed, hits, partials):
             return False
         request.held = held
@@ -208,6 +207,19 @@ class Coordinator:
         if num_external_computed_tokens and not delay_cache_blocks:
             self.cache_blocks(request, num_computed)
         return True
+
+    def outstanding_blocks(self, requests: Iterable[Request], *, chunk_tokens: int) -> list[int]:
+        """Return how many blocks of each group requests will yet take until all their known tokens are computed."""
+        outstanding = [0] * len(self.managers)
+        for request in requests:
+            held, num_tokens = request.held, request.num_tokens
+            if held is None or num_tokens - request.num_computed_tokens - request.num_in_flight_tokens <= 1:
+                continue
+            for i, manager in enumerate(self.managers):
+                if not manager.is_state:
+                    num_peak = manager.num_peak_blocks(num_tokens, chunk_tokens=chunk_tokens)
+                    outstanding[i] += max(0, num_peak - len(held.tables[i]) + held.first_needed[i])
+        return outstanding
 
     def _is_short(
         self,

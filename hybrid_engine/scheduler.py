@@ -336,7 +336,7 @@ class Scheduler:
         One that runs is the caller's to enter into RUNNING.
         """
         is_alone = not self.running and not builder.requests and not self.loads and self.coordinator.is_idle()
-        place = self._admission.find_place(request, builder.most_new_tokens, is_alone=is_alone)
+        place = self._admission.find_place(request, builder.most_new_tokens, self.running, is_alone=is_alone)
         if place is None:
             assert not is_alone, f"{request} was accepted but doesn't fit alone"
             return False

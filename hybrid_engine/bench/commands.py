@@ -38,6 +38,23 @@ def scheduler(rounds: RoundsOption = 5, json: JsonOption = None, markdown: Markd
 
 
 @app.command()
+def mixes(
+    memory: Annotated[str, typer.Option(help="Bytes of cache, like '40GiB'.")] = "40GiB",
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """How many requests run at once on one arena, beside the best split of the memory that a search finds."""
+    from hybrid_engine.bench import mixes as bench
+    from hybrid_engine.startup import parse_bytes
+
+    memory_bytes = parse_bytes(memory)
+    assert memory_bytes is not None, "a text is a size or an error"
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulations", total=bench.MOST_RUNS)
+        _show(bench.run(memory_bytes=memory_bytes, on_run=lambda: progress.advance(task)), json, markdown)
+
+
+@app.command()
 def kernels(
     rounds: RoundsOption = 5, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
 ) -> None:

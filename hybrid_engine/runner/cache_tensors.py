@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -107,17 +108,21 @@ class _Rows:
     """Makes the views of one layer's tensors, one after the other."""
 
     def __init__(self, tensors: CacheTensors, group_index: int, offsets: Sequence[int]) -> None:
-        self._tensors, self._group_index, self._offsets = tensors, group_index, iter(offsets)
+        self._tensors, self._group_index = tensors, group_index
+        self._planned = iter(zip(offsets, tensors.groups[group_index].spec.tensor_bytes, strict=True))
 
     def next(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return self._tensors.view(self._group_index, next(self._offsets), shape, dtype)
+        offset, num_bytes = next(self._planned)
+        needed = math.prod(shape) * dtype.itemsize
+        assert needed == num_bytes, f"a tensor {list(shape)} of {dtype} where {num_bytes} bytes are planned"
+        return self._tensors.view(self._group_index, offset, shape, dtype)
 
 
 def _make_keys_and_values(spec: LayerSpec, dtype: torch.dtype, rows: _Rows) -> LayerCache:
     assert isinstance(spec, AttentionSpec), spec
     assert spec.element_bytes == dtype.itemsize, f"{spec} planned, {dtype} to be kept"
-    shape = (spec.num_kv_heads, spec.block_size, spec.head_size)
-    return LayerCache(rows.next(shape, dtype), rows.next(shape, dtype))
+    shape = (spec.num_kv_heads, spec.block_size)
+    return LayerCache(rows.next((*shape, spec.head_size), dtype), rows.next((*shape, spec.value_size), dtype))
 
 
 def _make_states(spec: LayerSpec, dtype: torch.dtype, rows: _Rows) -> StateCache:

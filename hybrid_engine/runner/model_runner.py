@@ -57,7 +57,7 @@ class ModelRunner:
         layout = memory if isinstance(memory, MemoryLayout) else split_memory(groups, memory)
         self.cache = CacheTensors(layout, dtype=model.dtype, device=device)
         self._transfers = Transfers(self.cache, store) if store is not None else None
-        num_layers = len(model.info.layers)
+        num_layers = len(model.info.cached_layers)
         assert len(self.cache.layers) == num_layers, f"groups hold {len(self.cache.layers)} of {num_layers} layers"
         group_of = {layer: group_id for group_id, group in enumerate(groups) for layer in group.layer_indices}
         self._group_of_layer = [group_of[layer] for layer in range(num_layers)]

@@ -180,6 +180,12 @@ def test_prompts_share_the_budget_of_a_step(subject):
     assert runner.most_tokens == 16
 
 
+def test_prompts_of_different_lengths_run_side_by_side(subject, ids):
+    prompts = [ids(TEXT.format(user, 1777 * user))[:length] for user, length in enumerate((20, 64, 81))]
+    answers = answers_of(subject.make_llm(max_num_batched_tokens=40).generate(prompts, GREEDY))
+    subject.tiny.check_greedy(prompts, answers, margin=MARGIN)
+
+
 def test_questions_on_one_document_compute_it_once(subject, ids):
     stem = "A long text that several questions are about, with some numbers: 12, 57, 33, 61 and 90. Question "
     questions = [ids(f"{stem}{i}: which?") for i in range(8)]
