@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "step_plan",
     },
-    "plan": {"coordinator", "groups"},
+    "plan": {"coordinator", "errors", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
     "progress": {"coordinator", "request"},
