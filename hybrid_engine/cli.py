@@ -217,7 +217,7 @@ def plan(
     console.print(report.capacity_line(found), highlight=False)
     console.print(report.extents_line(found), highlight=False)
     longest = context or found.max_model_len
-    contexts = [length for length in plan_plot.CONTEXTS if length <= max(longest, plan_plot.CONTEXTS[0])]
+    contexts = [length for length in plan_plot.CONTEXTS if length <= max(found.max_model_len, plan_plot.CONTEXTS[0])]
     names = report.group_names(found)
     capacity = plan_plot.capacity_of(found.memory, names, contexts=contexts, num_states=1 + checkpoints)
     console.print(plan_plot.table(capacity, title="Requests that fit at once, sharing nothing"))
