@@ -32,8 +32,8 @@ CHECK_STEPS = (((0, 7), (0, 3)), ((7, 8), (3, 16)), ((8, 24), (16, 24)))
 """Steps of the check: from where to where each of two texts is computed."""
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Of the logits' deviation, by a token's worst one: of the worst token in float32; of the median token in bfloat16,
-where rounding may make a router choose other experts for some. Of 70 tiny models in bfloat16 those that are right differ
-by 0.23 at most, those that are wrong by 1.3 at least."""
+where rounding may make a router choose other experts for some. Of 70 tiny models in bfloat16 the right ones differ
+by 0.23 at most, the wrong ones by 1.3 at least."""
 
 
 @dataclass
