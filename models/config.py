@@ -14,12 +14,17 @@ from typing import Any
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import (
     CHUNKED,
+    DELTA_NET,
     FULL,
+    LIGHTNING,
     MAMBA,
     MAMBA2,
+    MLP,
     RECURRENT,
     SLIDING,
+    DeltaNetInfo,
     LayerInfo,
+    LightningInfo,
     MambaInfo,
     ShortConvInfo,
 )
@@ -27,7 +32,7 @@ from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, check_fiel
 from hybrid_engine.models.layers.rope import NO_ROPE
 from hybrid_engine.models.rope_config import rope_of
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
 
 LEGACY_KINDS = {"attention": FULL}
@@ -51,6 +56,7 @@ class Names:
     k_norm: str = "k_norm"
     mamba: str = "mamba"
     short_conv: str = "conv"
+    delta_net: str = "linear_attn"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -71,7 +77,7 @@ class DecoderConfig:
     max_position_embeddings: int
     norm_eps: float
     activation: str
-    """"gelu_tanh" or "silu"."""
+    """"gelu", "gelu_tanh" or "silu"."""
     attention_scale: float
     is_tied: bool
     """Whether the head is the embedding table."""
@@ -105,7 +111,7 @@ class DecoderConfig:
     expert_intermediate_size: int = 0
     """Width of an expert where it differs from that of a dense MLP."""
     shared_intermediate_size: int = 0
-    """Width of the MLP that every token goes through beside its experts (Granite)."""
+    """Width of the MLP that every token goes through beside its experts."""
     names: Names = Names()
 
 
@@ -135,18 +141,21 @@ def resolve(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
+    lightning: LightningInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
-    layers are. Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv and so on:
+    what its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
-    if mamba is not None and activation_of(values) != "silu":
+    recurrent = {"mamba": mamba, "short_conv": short_conv, "delta_net": delta_net, "lightning": lightning}
+    layers = layer_table(values, kinds, recurrent)
+    if any((mamba, delta_net, lightning)) and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
         raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
-    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
+    head_sizes = {layer.head_size for layer in layers if layer.num_heads}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -165,16 +174,13 @@ def resolve(
 
 
 def layer_table(
-    values: Mapping[str, Any],
-    kinds: tuple[str, ...],
-    *,
-    mamba: MambaInfo | None = None,
-    short_conv: ShortConvInfo | None = None,
+    values: Mapping[str, Any], kinds: tuple[str, ...], recurrent: Mapping[str, Any]
 ) -> tuple[LayerInfo, ...]:
-    """One row a layer."""
-    rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
+    """One row a layer. recurrent: what the model's recurrent layers are, by the row's field."""
+    rows = {kind: attention_row(values, kind) for kind in set(kinds) - {*RECURRENT, MLP}}
+    rows[MLP] = LayerInfo(index=-1, kind=MLP)
     for kind in set(kinds) & set(RECURRENT):
-        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
+        rows[kind] = LayerInfo(index=-1, kind=kind, **recurrent)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -239,7 +245,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET, LIGHTNING)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:

@@ -10,7 +10,7 @@ from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import rms_norm
 from hybrid_engine.models.base import ForwardBatch, LayerCache, LayerInfo
 from hybrid_engine.models.config import DecoderConfig
-from hybrid_engine.models.decoder import Decoder, DecoderLayer
+from hybrid_engine.models.decoder import Decoder, DecoderLayer, of_layer
 from hybrid_engine.models.layers.attention import Attention
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.norm import Norm
@@ -42,9 +42,9 @@ class StreamLayer(DecoderLayer):
     def forward(self, x_TE: Tensor, *, table: tuple[Tensor, Tensor], meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """The residual stream behind this layer, [T, E]."""
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.attention.check(info)
+        self.attention.check(*rows)
 
 
 class PostNormLayer(StreamLayer):
@@ -70,8 +70,9 @@ class StreamDecoder(Decoder):
         """Run the batch, write its keys and values into the caches: hidden_TE after the final norm."""
         tables = self.rope_tables(batch.positions_T)
         x_TE = self.embedding(batch.token_ids_T)
-        for layer, place, table in zip(self.layers, self.places, self.table_indices, strict=True):
-            x_TE = layer(x_TE, table=tables[table], meta=batch.metas[place], cache=batch.caches[place])
+        for layer, places, table in zip(self.layers, self.places, self.table_indices, strict=True):
+            meta, cache = of_layer(batch.metas, places), of_layer(batch.caches, places)
+            x_TE = layer(x_TE, table=tables[table], meta=meta, cache=cache)
         return self.norm_last(x_TE)
 
     def norm_last(self, x_TE: Tensor) -> Tensor:

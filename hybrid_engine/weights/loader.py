@@ -21,11 +21,19 @@ OLD_HEAD = "language_model.lm_head.weight"
 OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 """Of the first Mamba checkpoints."""
 
+ALIASES = (
+    (r"(\.layers\.\d+)\.attention_layer_norm\.", r"\1.input_layernorm."),  # Olmo hybrids
+    (r"(\.layers\.\d+)\.feedforward_layer_norm\.", r"\1.post_attention_layernorm."),
+    (r"\.block_sparse_moe\.(experts|shared_experts|gate|gate_proj|up_proj|down_proj)\.", r".mlp.\1."),
+)
+"""Parts of names that checkpoints have beside the ones that the models ask for: patterns, and what stands for them."""
+
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
-    r"(model\.)?(vision_tower|vision_model|multi_modal_projector|embed_vision)\..*",  # images aren't read here
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\..*",  # images aren't read here
     r"(model\.)?(audio_tower|embed_audio)\..*",  # nor is sound
-    r"model\.mtp\..*",  # nor are tokens guessed by heads of the model's own
+    r"(model\.)?mtp\..*",  # nor are tokens guessed by heads of the model's own
+    r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",  # derived from the config (MiniMax)
 )
 """Tensors that a text model leaves alone."""
 
@@ -128,7 +136,19 @@ def stored_names(checkpoint: Checkpoint) -> dict[str, str]:
             names["model." + name.removeprefix(prefix)] = name
         else:
             names[OLD_NAMES.get(name, name)] = name
-    return names
+    plain: dict[str, str] = {}
+    for name, stored_name in names.items():
+        other = plain.setdefault(plain_name(name), stored_name)
+        if other != stored_name:
+            raise CheckpointError(f"{checkpoint.path} has {other} and {stored_name}, which are names of one weight")
+    return plain
+
+
+def plain_name(name: str) -> str:
+    """A name without aliases in it."""
+    for pattern, replacement in ALIASES:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def is_unused(name: str, patterns: Iterable[str] = UNUSED) -> bool:

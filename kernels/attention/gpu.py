@@ -1,6 +1,6 @@
 """Attention over blocks on a GPU: one launch for requests of several queries, one and a merge for those of one.
 
-Values whose heads differ in size from keys' go through torch.
+Values whose heads differ in size from keys' go through torch, and so do heads too large for a tile (latent attention).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hybrid_engine.kernels.attention.triton_prefill import prefill_kernel
 from hybrid_engine.kernels.attention.triton_write import copy_kernel, qkv_norm_rope_write_kernel, write_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
+_MAX_HEAD_SIZE = 512
 SPLIT_TOKENS = 256
 """Keys of one split in decoding: fixed, so that a request's result doesn't depend on its neighbours."""
 _MERGE_SPLITS = 16
@@ -96,7 +97,7 @@ def attention(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """As reference.attention; what a request without keys gets is anything."""
-    if k_cache_BKPD.shape != v_cache_BKPD.shape:
+    if k_cache_BKPD.shape != v_cache_BKPD.shape or k_cache_BKPD.shape[3] > _MAX_HEAD_SIZE:
         return fallback.attention(
             q_THD,
             k_cache_BKPD=k_cache_BKPD,
@@ -295,6 +296,8 @@ def copy_blocks(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, *, copies: Sequence[
         table = torch.tensor(wave, dtype=torch.int64, device=k_cache_BKPD.device)
         for cache_BKPD in (k_cache_BKPD, v_cache_BKPD):
             _, num_heads, block_size, size = cache_BKPD.shape
+            if size == 0:
+                continue
             copy_kernel[(len(wave), num_heads)](
                 cache_BKPD,
                 table,

@@ -187,14 +187,22 @@ class MoeMlp(nn.Module):
         return out_TE + shared_TE
 
 
-def separate_experts(name: str, num_experts: int, *, hidden_size: int, intermediate_size: int) -> dict:
+def separate_experts(
+    name: str,
+    num_experts: int,
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    gate_up: tuple[str, str] = ("gate_proj", "up_proj"),
+    down: str = "down_proj",
+) -> dict:
     """Parts of experts that the checkpoint keeps one by one, as Experts takes them: gate_up and down.
 
-    name: of the list of experts.
+    name: of the list of experts. gate_up, down: of an expert's projections.
     """
     each = [f"{name}.{expert}" for expert in range(num_experts)]
     inner = (intermediate_size, hidden_size)
     return {
-        "gate_up": tuple(Part(f"{one}.{half}_proj.weight", inner) for one in each for half in ("gate", "up")),
-        "down": tuple(Part(f"{one}.down_proj.weight", inner[::-1]) for one in each),
+        "gate_up": tuple(Part(f"{one}.{half}.weight", inner) for one in each for half in gate_up),
+        "down": tuple(Part(f"{one}.{down}.weight", inner[::-1]) for one in each),
     }

@@ -123,7 +123,8 @@ def save_random(model_class, config, folder: Path, **options) -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * (0.2 if parameter.ndim == 1 else 0.1))
         for name, buffer in model.named_buffers():
-            if name in saved and buffer.is_floating_point():
+            is_derived = name.endswith(("_decay", "slope_rate"))  # from the config, by MiniMax
+            if name in saved and buffer.is_floating_point() and not is_derived:
                 buffer.add_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(folder, **options)
 

@@ -155,7 +155,7 @@ def test_end_tokens_come_as_one_or_several(value, ids):
         ({"sliding_window": None}, "sliding_window = None, must be a whole number above 0"),
         ({"hidden_size": 0}, "hidden_size = 0"),
         ({"num_attention_heads": 4, "num_key_value_heads": 3}, r"must be a multiple of num_key_value_heads \(3\)"),
-        ({"hidden_activation": "relu"}, "the activation is 'relu', must be one of gelu_pytorch_tanh, silu"),
+        ({"hidden_activation": "relu"}, "the activation is 'relu', must be one of gelu, gelu_pytorch_tanh"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope scaling is 'dynamic', must be one of default, linear"),
         ({"use_bidirectional_attention": True}, "an embedding model"),
     ],
