@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve` and `bench`."""
 
 from __future__ import annotations
 
@@ -205,6 +205,23 @@ def plan(
     console.print(report.layer_table(found.info))
     console.print(report.group_table(found))
     console.print(report.capacity_line(found), highlight=False)
+
+
+@app.command()
+def models(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/MODELS.md.")] = False,
+) -> None:
+    """Show the families of models that are run here, and what they keep of a token."""
+    from hybrid_engine import families, report
+
+    if markdown:
+        print(families.markdown(), end="")
+        return
+    columns = families.COLUMNS
+    table = report.new_table("Families", *columns, left=columns[:4])
+    for row in families.rows():
+        table.add_row(*row)
+    Console().print(table)
 
 
 # Its options are many, and stand with the server.

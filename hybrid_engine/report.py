@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
-from hybrid_engine.models.base import LayerInfo, ModelInfo
+from hybrid_engine.models.base import MLP, LayerInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
 
@@ -53,14 +53,15 @@ def layer_table(info: ModelInfo) -> Table:
 
 
 def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
-    if not layer.has_cache:
+    if layer.kind == MLP:
         return ("its token",) + 5 * ("-",)
     return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
 
 
 def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
     base = f"{layer.rope_theta:,.0f}" if layer.rope.rotary_size else "-"
-    counts = (str(layer.num_heads), str(layer.num_kv_heads), str(layer.head_size))
+    sizes = str(layer.head_size) if layer.v_head_size is None else f"{layer.head_size}/{layer.v_head_size}"
+    counts = (str(layer.num_heads), str(layer.num_kv_heads), sizes)
     return (_layer_reach(layer), *counts, base, layer.rope_scaling)
 
 
@@ -110,6 +111,8 @@ def capacity_line(plan: EnginePlan) -> str:
 
 
 def _layer_reach(layer: LayerInfo) -> str:
+    if layer.reads_layer is not None:
+        return f"what {layer.reads_layer} keeps"
     if layer.window is not None:
         return f"last {layer.window:,}"
     return "all" if layer.chunk is None else f"chunk of {layer.chunk:,}"

@@ -326,6 +326,8 @@ class Model(nn.Module):
 
     info: ModelInfo
     dtype: torch.dtype
+    is_recordable: bool = True
+    """Whether decode steps are the same launches whatever their tokens are, as far as the model knows."""
     unused_weights: tuple[str, ...] = ()
     """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 

@@ -108,11 +108,27 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
         raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
     quant_method(config)
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[kind]
+    if is_generic(values):
+        from hybrid_engine.models import generic  # it brings much of transformers along
+
+        return generic.describe(values, dtype=dtype)
+    architecture = ARCHITECTURES[values["model_type"]]
     return architecture.build(architecture.resolve(values), dtype).to(device)
+
+
+def is_generic(values: Mapping[str, Any]) -> bool:
+    """Whether transformers' own code is to run a model, as none of our files does.
+
+    Raises UnknownModelError when transformers doesn't know it either.
+    """
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind in ARCHITECTURES:
+        return False
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
+    return True
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
@@ -120,6 +136,11 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
 
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
+    values = text_config(checkpoint.config)
+    if is_generic(values):
+        from hybrid_engine.models import generic
+
+        return generic.load(checkpoint, values, dtype=dtype, device=device)
     checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
     load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)

@@ -150,6 +150,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "disaggregated": API | {"inputs"},
     "chat": API,
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
+    "families": {"groups.spec", "models"},
     "demo": API | {"report"},
     "server": API | {"async_engine", "chat_template", "engine", "explanation", "report", "snapshot", "tiny_hybrid"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
@@ -157,7 +158,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": API
     | BOOKKEEPING
     | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer"},
-    "cli": API | {"bench", "chat", "demo", "report", "server", "tiny_hybrid"},
+    "cli": API | {"bench", "chat", "demo", "families", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
 TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")
