@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
+from hybrid_engine.bench.prefix_command import add_replay
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
@@ -224,8 +225,9 @@ def models(
     Console().print(table)
 
 
-# Its options are many, and stand with the server.
+# Their options are many, and stand elsewhere.
 add_serve(app, lambda model: _resolve(model))
+add_replay(app)
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -79,10 +79,10 @@ def _count(number: int) -> str:
 def group_table(plan: EnginePlan) -> Table:
     """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
     memory = plan.memory
-    columns = ("group", "keeps", "layers", "tokens\na block", "bytes\na block", "blocks", "tokens", "bytes")
-    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
+    columns = ("group", "keeps", "layers", "tokens\na block", "bytes\na block", "blocks\nat most", "tokens\nat most")
+    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, shared by groups of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
-    for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+    for group, num_blocks in zip(memory.groups, memory.most_blocks(), strict=True):
         layers = tuple(plan.info.cached_layers[place].index for place in group.layer_indices)
         table.add_row(
             str(group.group_id),
@@ -92,7 +92,6 @@ def group_table(plan: EnginePlan) -> Table:
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
             "any" if group.block_size == ENDLESS else f"{num_blocks * group.block_size:,}",
-            format_bytes(num_blocks * group.block_bytes),
         )
     return table
 
