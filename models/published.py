@@ -75,6 +75,8 @@ PUBLISHED = {
     "qwen3": Published(
         "Qwen/Qwen3-8B", {"num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 12_288}
     ),
+    "recurrent_gemma": Published("google/recurrentgemma-2b", {"num_key_value_heads": 1, "intermediate_size": 15_360}),
+    "zamba": Published("Zyphra/Zamba-7B-v1"),
     "zamba2": Published(
         "Zyphra/Zamba2-1.2B",
         {"hidden_size": 2048, "num_hidden_layers": 38, "num_attention_heads": 32}
