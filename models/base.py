@@ -48,6 +48,8 @@ class MambaInfo:
     """Mamba-2 only: what gate, scan's input, B, C and time steps are multiplied with once projected (Falcon-H1)."""
     dt_rank: int = 0
     """Mamba-1 only: the width through which the time steps are projected."""
+    num_slices: int | None = None
+    """Mamba-1 only: the channels' equal slices, each with time steps, B and C of its own (Zamba); None: one whole."""
     dt_limit: tuple[float, float] = (0.0, math.inf)
     """Mamba-2 only: what time steps are clamped to."""
     has_conv_bias: bool = True
@@ -56,7 +58,11 @@ class MambaInfo:
     has_output_bias: bool | None = None
     """Whether the projection out of the layer has one, where it isn't as the other."""
     has_inner_norms: bool = False
-    """Whether time steps, B and C are normed (Jamba)."""
+    """Whether time steps, B and C are normed (Jamba) …"""
+    has_inner_norm_weights: bool = True
+    """… and then multiplied with weights (not so in Falcon-Mamba)."""
+    inner_norm_eps: float | None = None
+    """None: that of the other norms."""
 
     @property
     def head_size(self) -> int:
@@ -320,6 +326,8 @@ class Model(nn.Module):
 
     info: ModelInfo
     dtype: torch.dtype
+    is_recordable: bool = True
+    """Whether decode steps are the same launches whatever their tokens are, as far as the model knows."""
     unused_weights: tuple[str, ...] = ()
     """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 

@@ -15,7 +15,7 @@ from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import rms_norm
 from hybrid_engine.models.base import ForwardBatch, LayerCache, LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, kinds_of, positive, resolve, with_defaults
-from hybrid_engine.models.decoder import Decoder, DecoderLayer
+from hybrid_engine.models.decoder import Decoder, DecoderLayer, of_layer
 from hybrid_engine.models.fields import is_list
 from hybrid_engine.models.gemma4 import unused_by_readers, with_readers
 from hybrid_engine.models.layers.linear import FusedLinear
@@ -228,9 +228,9 @@ class Gemma3nLayer(DecoderLayer):
         corrected_ATE[1:] += self.gate(first_TE, input_TP)
         return corrected_ATE
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.attention.check(info)
+        self.attention.check(*rows)
 
 
 class Gemma3n(Decoder):
@@ -257,12 +257,12 @@ class Gemma3n(Decoder):
         x_TE = self.embedding(batch.token_ids_T)
         inputs_TLP = self.per_layer_inputs(batch.token_ids_T, x_TE)
         streams_ATE = torch.stack([x_TE, *(with_magnitude(enter(x_TE), x_TE) for enter in self.enter)])
-        for index, (layer, place) in enumerate(zip(self.layers, self.places, strict=True)):
+        for index, layer in enumerate(self.layers):
             streams_ATE = layer(
                 streams_ATE,
                 table=tables[self.table_indices[index]],
-                meta=batch.metas[place],
-                cache=batch.caches[place],
+                meta=of_layer(batch.metas, self.places[index]),
+                cache=of_layer(batch.caches, self.places[index]),
                 input_TP=inputs_TLP[:, index],
             )
         first_TE, *others = streams_ATE

@@ -14,7 +14,7 @@ from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.norm import add_rms_norm, rms_norm
 from hybrid_engine.models.base import FULL, ForwardBatch, LayerCache, LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, attention_row, kinds_of, positive, resolve, with_defaults
-from hybrid_engine.models.decoder import Decoder, DecoderLayer
+from hybrid_engine.models.decoder import Decoder, DecoderLayer, of_layer
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.moe import Experts, top_then_softmax
@@ -228,9 +228,9 @@ class Gemma4Layer(DecoderLayer):
             x_TE = x_TE + self.gate(x_TE, input_TP)
         return x_TE * self.scale.weight_E.to(x_TE.dtype)
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.attention.check(info)
+        self.attention.check(*rows)
 
 
 class Gemma4(Decoder):
@@ -255,12 +255,12 @@ class Gemma4(Decoder):
         tables = self.rope_tables(batch.positions_T)
         x_TE = self.embedding(batch.token_ids_T)
         inputs_TLP = None if self.per_layer_inputs is None else self.per_layer_inputs(batch.token_ids_T, x_TE)
-        for index, (layer, place) in enumerate(zip(self.layers, self.places, strict=True)):
+        for index, layer in enumerate(self.layers):
             x_TE = layer(
                 x_TE,
                 table=tables[self.table_indices[index]],
-                meta=batch.metas[place],
-                cache=batch.caches[place],
+                meta=of_layer(batch.metas, self.places[index]),
+                cache=of_layer(batch.caches, self.places[index]),
                 input_TP=None if inputs_TLP is None else inputs_TLP[:, index],
             )
         return rms_norm(x_TE, self.final_norm.weight_E, eps=self.config.norm_eps)

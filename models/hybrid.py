@@ -21,13 +21,16 @@ from hybrid_engine.models.layers.mamba2 import Mamba2Mixer
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.norm import Norm
 from hybrid_engine.models.layers.short_conv import ShortConv
+from hybrid_engine.models.layers.sliced_mamba import SlicedMambaMixer
 
-Mixer = Attention | LatentAttention | MambaMixer | Mamba2Mixer | ShortConv | DeltaNet
+Mixer = Attention | LatentAttention | MambaMixer | SlicedMambaMixer | Mamba2Mixer | ShortConv | DeltaNet
 
 
 def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = None) -> Mixer:
     """What mixes the tokens in a layer of this kind. layer: its name in the checkpoint, where it is an unusual one."""
     layer, names = layer or f"{config.names.layers}.{info.index}", config.names
+    if info.mamba is not None and info.mamba.num_slices is not None:
+        return SlicedMambaMixer(f"{layer}.{names.mamba}", info, config)
     if info.kind == MAMBA:
         return MambaMixer(f"{layer}.{names.mamba}", info, config)
     if info.kind == MAMBA2:

@@ -75,14 +75,14 @@ NAMES = Names(
 class NemotronHConfig(DecoderConfig):
     """A decoder with experts that aren't gated."""
 
-    expert_size: int = 0
-    """Inner width of an expert."""
     latent_size: int | None = None
     """The width that experts work in, where it isn't the model's."""
+    has_normed_routing: bool = True
+    """Whether the weights of a token's experts are made to add up to 1 …"""
     routed_scale: float = 1.0
+    """… before they are multiplied with this."""
     num_expert_groups: int = 1
     num_kept_expert_groups: int = 1
-    has_normed_shares: bool = True
 
 
 def resolve_nemotron_h(config: Mapping[str, Any]) -> NemotronHConfig:
@@ -115,16 +115,16 @@ def resolve_nemotron_h(config: Mapping[str, Any]) -> NemotronHConfig:
         has_float32_residual=values["residual_in_fp32"],
         num_experts_per_token=experts_per_token(values, num_experts),
         shared_intermediate_size=positive(values, "moe_shared_expert_intermediate_size"),
+        expert_intermediate_size=positive(values, "moe_intermediate_size"),
         names=NAMES,
     )
     return NemotronHConfig(
         **vars(settled),
-        expert_size=positive(values, "moe_intermediate_size"),
         latent_size=values["moe_latent_size"],
+        has_normed_routing=values["norm_topk_prob"],
         routed_scale=values["routed_scaling_factor"],
         num_expert_groups=expert_groups(values, num_experts),
         num_kept_expert_groups=values["topk_group"],
-        has_normed_shares=values["norm_topk_prob"],
     )
 
 
@@ -197,7 +197,7 @@ class SquaredExperts(Experts):
 
     def __init__(self, name: str, num_experts: int, config: NemotronHConfig) -> None:
         """name: of the whole block in the checkpoint."""
-        width, inner = config.latent_size or config.hidden_size, config.expert_size
+        width, inner = config.latent_size or config.hidden_size, config.expert_intermediate_size
         each = [f"{name}.experts.{expert}" for expert in range(num_experts)]
         super().__init__(
             gate_up=tuple(Part(f"{one}.up_proj.weight", (inner, width)) for one in each),
@@ -260,7 +260,7 @@ def make_moe(name: str, info: LayerInfo, config: NemotronHConfig) -> MoeMlp:
         correction=Vector(f"{name}.gate.e_score_correction_bias", info.num_experts),
         num_groups=config.num_expert_groups,
         num_kept_groups=config.num_kept_expert_groups,
-        is_normed=config.has_normed_shares,
+        is_normed=config.has_normed_routing,
         scale=config.routed_scale,
     )
     return MoeMlp(

@@ -21,6 +21,7 @@ from hybrid_engine.models import (
     jamba,
     kimi_linear,
     lfm,
+    lfm_moe,
     llama,
     llama4,
     mamba,
@@ -32,6 +33,7 @@ from hybrid_engine.models import (
     phi,
     qwen_next,
     three_kinds,
+    zamba,
     zamba2,
 )
 from hybrid_engine.models.base import Model, ModelInfo
@@ -57,6 +59,7 @@ ARCHITECTURES = {
     "cohere2": Architecture(cohere.resolve_cohere2, cohere.build),
     "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
     "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
+    "falcon_mamba": Architecture(mamba.resolve_falcon_mamba, mamba.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
     "gemma3n_text": Architecture(gemma3n.resolve_gemma3n, gemma3n.build),
@@ -67,6 +70,7 @@ ARCHITECTURES = {
     "jamba": Architecture(jamba.resolve_jamba, jamba.build),
     "kimi_linear": Architecture(kimi_linear.resolve_kimi_linear, kimi_linear.build),
     "lfm2": Architecture(lfm.resolve_lfm2, lfm.build),
+    "lfm2_moe": Architecture(lfm_moe.resolve_lfm2_moe, lfm_moe.build),
     "lfm3": Architecture(lfm.resolve_lfm3, lfm.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
     "llama4_text": Architecture(llama4.resolve_llama4, llama4.build),
@@ -86,6 +90,7 @@ ARCHITECTURES = {
     "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
     "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
+    "zamba": Architecture(zamba.resolve_zamba, zamba2.build),
     "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""
@@ -103,11 +108,27 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
         raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
     quant_method(config)
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[kind]
+    if is_generic(values):
+        from hybrid_engine.models import generic  # it brings much of transformers along
+
+        return generic.describe(values, dtype=dtype)
+    architecture = ARCHITECTURES[values["model_type"]]
     return architecture.build(architecture.resolve(values), dtype).to(device)
+
+
+def is_generic(values: Mapping[str, Any]) -> bool:
+    """Whether transformers' own code is to run a model, as none of our files does.
+
+    Raises UnknownModelError when transformers doesn't know it either.
+    """
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind in ARCHITECTURES:
+        return False
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
+    return True
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
@@ -115,6 +136,11 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
 
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
+    values = text_config(checkpoint.config)
+    if is_generic(values):
+        from hybrid_engine.models import generic
+
+        return generic.load(checkpoint, values, dtype=dtype, device=device)
     checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
     load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)

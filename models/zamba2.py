@@ -88,8 +88,7 @@ def resolve_zamba2(config: Mapping[str, Any]) -> ZambaConfig:
     pattern = layer_pattern(values, DEFAULT_PATTERN)
     values["intermediate_size"] = values["intermediate_size"] or 4 * positive(values, "hidden_size")
     settled = shared_blocks(values, pattern, mamba2_info(values), recurrent=MAMBA2)
-    if values["use_shared_attention_adapter"] and settled.shared_layers:
-        row = settled.layers[settled.shared_layers[0]]
+    for row in settled.layers if values["use_shared_attention_adapter"] else ():
         if row.num_kv_heads != row.num_heads:
             raise ConfigError(
                 f"num_key_value_heads is {row.num_kv_heads}, must be num_attention_heads ({row.num_heads}) where the "

@@ -51,7 +51,13 @@ class AttentionSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes that one block takes in one layer."""
-        return self.layer_token_bytes * self.block_size
+        return sum(self.tensor_bytes)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the keys and of the values."""
+        per_size = self.num_kv_heads * self.block_size * self.element_bytes
+        return per_size * self.head_size, per_size * self.value_size
 
 
 @dataclass(frozen=True)
@@ -129,8 +135,13 @@ class MambaSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
+        return sum(self.tensor_bytes)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the convolution's inputs and of the recurrent state."""
         conv_bytes = math.prod(self.conv_shape) * self.conv_element_bytes
-        return conv_bytes + math.prod(self.ssm_shape) * self.ssm_element_bytes
+        return conv_bytes, math.prod(self.ssm_shape) * self.ssm_element_bytes
 
 
 LayerSpec = AttentionSpec | MambaSpec

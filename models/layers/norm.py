@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hybrid_engine.models.layers.weight import WeightModule
@@ -17,6 +18,16 @@ class Norm(WeightModule):
     def __init__(self, name: str, size: int) -> None:
         super().__init__()
         self.weights = (Weight("weight_E", (Part(f"{name}.weight", (size,)),), is_float32=True),)
+
+
+class PlainNorm(nn.Module):
+    """An RMSNorm without a weight: what stands in its place."""
+
+    weight_E: Tensor
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("weight_E", torch.ones(size), persistent=False)
 
 
 def layer_norm(x_TE: Tensor, weight_E: Tensor, *, eps: float) -> Tensor:

@@ -17,15 +17,15 @@ from watched_runner import WatchedRunner
 
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
+from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.invariants import check_invariants
 from hybrid_engine.llm import LLM
 from hybrid_engine.models.base import Model
 from hybrid_engine.models.registry import load_model
-from hybrid_engine.plan import MemoryPlan
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
-from hybrid_engine.startup import make_config, plan_engine
+from hybrid_engine.startup import EngineConfig, EnginePlan, make_config, plan_engine
 from hybrid_engine.weights import open_checkpoint
 
 NUM_NEW = 8
@@ -64,11 +64,21 @@ class Subject:
         config = make_config(self.tiny.folder, **common | settings)
         plan = plan_engine(open_checkpoint(self.tiny.folder).config, config)
         groups = plan.memory.groups
-        counts = tuple((num_blocks or {}).get(group.group_id, AMPLE) for group in groups)
-        scheduler = Scheduler(config.scheduler, Coordinator(groups, counts, config=config.cache))
-        runner = WatchedRunner(ModelRunner(self.model, groups, counts), scheduler)
+        layout = split_memory(groups, [(num_blocks or {}).get(group.group_id, AMPLE) for group in groups])
+        return self.put_together(config, replace(plan, memory=replace(plan.memory, layout=layout)))
+
+    def make_sharing_llm(self, memory_bytes: int, **settings: Any) -> LLM:
+        """Put an engine together as `start_engine` does, all groups sharing little memory."""
+        common = {"max_model_len": 200, "cache_memory_bytes": memory_bytes, "block_sizes": self.tiny.block_sizes}
+        config = make_config(self.tiny.folder, **common | settings)
+        return self.put_together(config, plan_engine(open_checkpoint(self.tiny.folder).config, config))
+
+    def put_together(self, config: EngineConfig, plan: EnginePlan) -> LLM:
+        groups, layout = plan.memory.groups, plan.memory.layout
+        scheduler = Scheduler(config.scheduler, Coordinator(groups, layout, config=config.cache))
+        runner = WatchedRunner(ModelRunner(self.model, groups, layout), scheduler)
         engine = Engine(scheduler, runner, self.tokenizer, vocab_size=259, max_model_len=200)
-        return LLM.from_engine(engine, replace(plan, memory=MemoryPlan(groups, counts, plan.memory.memory_bytes)))
+        return LLM.from_engine(engine, plan)
 
     def answer(self, prompts: list[list[int]]) -> list[list[int]]:
         """What greedy decoding gives: found cold, then proved by the other forward."""

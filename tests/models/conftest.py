@@ -14,6 +14,7 @@ from hybrid_engine.groups.spec import LayerSpec, MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.ssm import StateMeta
 from hybrid_engine.models.base import ForwardBatch, LayerCache, Model, StateCache
+from hybrid_engine.models.generic import Generic
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
@@ -27,7 +28,9 @@ class PagedRun:
 
     def __init__(self, model: Model, *, num_requests: int = 1, max_tokens: int = 64, block_size: int = 4) -> None:
         self.model = model
-        self.device = model.embedding.packed.data.device
+        self.device = (
+            next(model.parameters()).device if isinstance(model, Generic) else model.embedding.packed.data.device
+        )
         self.block_size = block_size
         num_blocks = -(-max_tokens // block_size)
         self.token_ids: list[list[int]] = [[] for _ in range(num_requests)]

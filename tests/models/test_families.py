@@ -9,12 +9,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from attention_families import FAMILIES
+from attention_families import FAMILIES, GENERIC
 
 TOLERANCE = 1e-3
 """Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
 
-every_family = pytest.mark.parametrize("name", FAMILIES)
+MODELS = FAMILIES | GENERIC
+every_family = pytest.mark.parametrize("name", MODELS)
 
 
 def random_tokens(count: int, seed: int = 1) -> list[int]:
@@ -35,14 +36,14 @@ def check_close(logits_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
 @every_family
 @pytest.mark.parametrize("length", [48, 200])
 def test_logits_equal_transformers(name, length, tiny, paged_run):
-    theirs, ours = tiny(*FAMILIES[name]())
+    theirs, ours = tiny(*MODELS[name]())
     tokens = random_tokens(length)
     check_close(paged_run(ours, max_tokens=length).step({0: tokens})[0], their_logits(theirs, tokens))
 
 
 @every_family
 def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(name, tiny, paged_run):
-    theirs, ours = tiny(*FAMILIES[name]())
+    theirs, ours = tiny(*MODELS[name]())
     texts = [random_tokens(length, seed=length) for length in (61, 40, 23)]
     run = paged_run(ours, num_requests=3)
     bounds = [(0, 1, 8, 9, 29, 55, 58, *range(59, 62)), (0, 25, *range(26, 41)), tuple(range(24))]
@@ -58,7 +59,7 @@ def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(
 
 @every_family
 def test_a_text_that_goes_on_in_anothers_blocks_is_as_cold(name, tiny, paged_run):
-    _, ours = tiny(*FAMILIES[name]())
+    _, ours = tiny(*MODELS[name]())
     text = random_tokens(70)
     run = paged_run(ours, num_requests=2, max_tokens=80)
     cold_TV = run.step({0: text})[0]

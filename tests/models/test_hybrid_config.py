@@ -8,11 +8,13 @@ import pytest
 from transformers import (
     BambaConfig,
     FalconH1Config,
+    FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
     KimiLinearConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
@@ -23,6 +25,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Zamba2Config,
+    ZambaConfig,
 )
 
 from hybrid_engine.errors import ConfigError
@@ -32,11 +35,13 @@ from hybrid_engine.models import (
     jamba,
     kimi_linear,
     lfm,
+    lfm_moe,
     mamba,
     minimax,
     nemotron_h,
     olmo_hybrid,
     qwen_next,
+    zamba,
     zamba2,
 )
 from hybrid_engine.models.bamba import time_step_limit
@@ -137,9 +142,14 @@ def test_the_width_of_lfm2s_mlp_is_that_of_transformers(change):
     assert describe_model(LFM2 | {"num_hidden_layers": 1} | change).num_parameters == expected
 
 
-def test_zamba2_has_the_layers_of_transformers_where_its_config_has_no_list():
-    shared = [layer.index for layer in describe_model({"model_type": "zamba2"}).layers if layer.kind == FULL]
-    assert shared == Zamba2Config().hybrid_layer_ids
+@pytest.mark.parametrize(
+    "theirs", [Zamba2Config(), ZambaConfig(), ZambaConfig(attn_layer_period=4, attn_layer_offset=2)]
+)
+def test_zambas_have_the_layers_of_transformers_where_their_configs_have_no_list(theirs):
+    periods = {name: value for name, value in theirs.to_dict().items() if name.startswith("attn_layer_")}
+    config = {"model_type": theirs.model_type} | periods
+    with_attention = [layer.index for layer in describe_model(config).layers if layer.kind == FULL]
+    assert with_attention == [index for index, kind in enumerate(theirs.layers_block_type) if kind == "hybrid"]
 
 
 def test_experts_come_at_their_own_period():
@@ -186,7 +196,9 @@ def test_limits_of_time_steps(limit, expected):
         (Lfm3Config, lfm.LFM3_DEFAULTS),
         (FalconH1Config, falcon_h1.DEFAULTS),
         (NemotronHConfig, nemotron_h.DEFAULTS),
+        (ZambaConfig, zamba.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
+        (Lfm2MoeConfig, lfm_moe.DEFAULTS),
         (KimiLinearConfig, kimi_linear.DEFAULTS),
         (MiniMaxConfig, minimax.DEFAULTS),
         (OlmoHybridConfig, olmo_hybrid.DEFAULTS),
@@ -194,6 +206,7 @@ def test_limits_of_time_steps(limit, expected):
         (Qwen3_5TextConfig, qwen_next.QWEN3_5_DEFAULTS),
         (Qwen3_5MoeTextConfig, qwen_next.QWEN3_5_MOE_DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
+        (FalconMambaConfig, mamba.FALCON_MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

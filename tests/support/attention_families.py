@@ -199,3 +199,60 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
         ),
     ),
 }
+
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GENERIC: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "smollm3": lambda: (
+        hf.SmolLM3ForCausalLM,
+        hf.SmolLM3Config(
+            **five_layers(use_sliding_window=True, no_rope_layers=[1, 0, 1, 1, 0], rope_parameters=dict(PLAIN_ROPE))
+        ),
+    ),
+    "vaultgemma": lambda: (
+        hf.VaultGemmaForCausalLM,
+        hf.VaultGemmaConfig(**five_layers(head_dim=16, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)),
+    ),
+    "starcoder2": lambda: (
+        hf.Starcoder2ForCausalLM,
+        hf.Starcoder2Config(**COMMON, num_hidden_layers=2, sliding_window=WINDOW, rope_parameters=dict(PLAIN_ROPE)),
+    ),
+    "qwen3_moe": lambda: (
+        hf.Qwen3MoeForCausalLM,
+        hf.Qwen3MoeConfig(**COMMON | EXPERTS, num_hidden_layers=3, decoder_sparse_step=2, head_dim=16),
+    ),
+    "deepseek_v3": lambda: (
+        hf.DeepseekV3ForCausalLM,
+        hf.DeepseekV3Config(
+            **COMMON | {"num_key_value_heads": 6},
+            num_hidden_layers=2,
+            kv_lora_rank=8,
+            q_lora_rank=12,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=8,
+            v_head_dim=12,
+            n_routed_experts=8,
+            n_group=2,
+            topk_group=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            first_k_dense_replace=1,
+        ),
+    ),
+    "granitemoe_swa": lambda: (
+        hf.GraniteMoeSWAForCausalLM,
+        hf.GraniteMoeSWAConfig(**five_layers(), num_local_experts=5, num_experts_per_tok=2, logits_scaling=0.7),
+    ),
+    "flint": lambda: (
+        hf.FlintForCausalLM,
+        hf.FlintConfig(**five_layers(head_dim=16) | EXPERTS),
+    ),
+    "afmoe": lambda: (
+        hf.AfmoeForCausalLM,
+        hf.AfmoeConfig(**five_layers(head_dim=16) | EXPERTS, num_dense_layers=1),
+    ),
+    "gpt2": lambda: (
+        hf.GPT2LMHeadModel,
+        hf.GPT2Config(vocab_size=99, n_embd=48, n_layer=2, n_head=6, n_positions=256, eos_token_id=None),
+    ),
+}
+"""Some of those that transformers' own code runs, with our attention."""

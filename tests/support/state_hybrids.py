@@ -3,10 +3,16 @@
 from transformers import (
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
 )
 
 COMMON = {"vocab_size": 99, "hidden_size": 48, "intermediate_size": 56, "eos_token_id": None, "pad_token_id": None}
@@ -58,6 +64,14 @@ ZAMBA2 = {
     "chunk_size": CHUNK,
     "adapter_rank": 7,
     "time_step_min": 1e-9,  # as in NEMOTRON_H
+}
+ZAMBA = {"mamba_d_state": 5, "mamba_d_conv": CONV, "mamba_dt_rank": 7}
+LFM2_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "conv_L_cache": CONV,
+    "norm_eps": 1e-3,
 }
 
 MODELS = {
@@ -139,6 +153,78 @@ MODELS = {
             add_bias_linear=True,
             hidden_act="gelu_pytorch_tanh",
             rms_norm_eps=1e-3,
+        ),
+    ),
+    "falcon_mamba": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(
+            vocab_size=99,
+            hidden_size=48,
+            num_hidden_layers=3,
+            state_size=5,
+            conv_kernel=CONV,
+            time_step_rank=7,
+            use_bias=True,
+            mixer_rms_eps=1e-2,
+            layer_norm_epsilon=1e-3,
+        ),
+    ),
+    "falcon_mamba without bias of the convolution, not tied": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(
+            vocab_size=99,
+            hidden_size=48,
+            num_hidden_layers=2,
+            expand=3,
+            state_size=4,
+            use_conv_bias=False,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "lfm2_moe": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION | LFM2_MOE,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "full_attention"],
+            num_dense_layers=1,
+            routed_scaling_factor=1.5,
+            conv_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+        ),
+    ),
+    "lfm2_moe without bias of the experts, not tied": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION | LFM2_MOE,
+            num_hidden_layers=3,
+            layer_types=["full_attention", "conv", "conv"],
+            num_dense_layers=0,
+            use_expert_bias=False,
+            norm_topk_prob=False,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "zamba": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION | ZAMBA,
+            num_hidden_layers=7,
+            attn_layer_period=3,
+            attn_layer_offset=1,
+            n_mamba_heads=3,
+            mamba_proj_bias=True,
+        ),
+    ),
+    "zamba from a list, without bias of the convolution": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION | ZAMBA,
+            num_hidden_layers=4,
+            layers_block_type=["hybrid", "mamba", "hybrid", "mamba"],
+            n_mamba_heads=1,
+            mamba_expand=3,
+            mamba_conv_bias=False,
         ),
     ),
 }

@@ -12,12 +12,16 @@ from transformers import (
     BambaForCausalLM,
     FalconH1Config,
     FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
     KimiLinearConfig,
     KimiLinearForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Lfm3Config,
     Lfm3ForCausalLM,
     Mamba2Config,
@@ -38,6 +42,8 @@ from transformers import (
     Qwen3NextForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -104,6 +110,10 @@ THEIRS: dict[str, Callable] = {
         GraniteMoeHybridConfig(**GRANITE, position_embedding_type="rope"),
     ),
     "mamba": lambda: (MambaForCausalLM, MambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6)),
+    "falcon_mamba": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6),
+    ),
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),
@@ -135,6 +145,15 @@ THEIRS: dict[str, Callable] = {
             n_routed_experts=4,
             moe_intermediate_size=24,
             moe_shared_expert_intermediate_size=32,
+        ),
+    ),
+    "zamba": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba"],
+            mamba_d_state=6,
         ),
     ),
     "zamba2": lambda: (
@@ -175,6 +194,18 @@ THEIRS: dict[str, Callable] = {
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             shared_expert_intermediate_size=20,
+        ),
+    ),
+    "lfm2_moe": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
         ),
     ),
     "olmo_hybrid": lambda: (OlmoHybridForCausalLM, OlmoHybridConfig(**FIVE_LAYERS | DELTA_NET)),

@@ -29,6 +29,17 @@ TENSORS = {
         "model.layers.4.linear.weight",
         "model.layers.4.mamba_decoder.mamba.A_log",
     ),
+    "falcon_mamba": ("backbone.layers.1.mixer.x_proj.weight", "backbone.layers.2.mixer.dt_proj.bias"),
+    "lfm2_moe": (
+        "model.layers.1.feed_forward.expert_bias",
+        "model.layers.3.feed_forward.experts.5.w2.weight",
+        "model.layers.0.conv.conv.bias",
+    ),
+    "zamba": (
+        "model.layers.0.mamba.x_proj_weight",
+        "model.layers.4.mamba_decoder.mamba.dt_proj_bias",
+        "model.layers.2.shared_transf.self_attn.q_proj.weight",
+    ),
 }
 """Of each family, some that others don't have."""
 each_tensor = pytest.mark.parametrize(
@@ -153,6 +164,22 @@ def test_a_wrong_tie_flag_is_refused(name, saved, tmp_path):
         ("zamba2", {"num_key_value_heads": 2}, r"must be num_attention_heads \(6\) where the attention has adapters"),
         ("zamba2", {"use_long_context": True}, "use_long_context is true, which rescales the rope"),
         ("zamba2", {"n_mamba_heads": 7}, r"n_mamba_heads is 7, must divide mamba_expand \* hidden_size \(96\)"),
+        (
+            "lfm2_moe",
+            {"layer_types": "absent"},
+            "layer_types is missing, must list each layer as",
+        ),
+        ("lfm2_moe", {"layer_types": ["conv"] * 4}, "lacks model.layers.1.conv.conv.bias"),
+        ("lfm2_moe", {"num_dense_layers": 2}, "lacks model.layers.1.feed_forward.w1.weight"),
+        ("lfm2_moe", {"use_expert_bias": False}, "nothing reads: model.layers.1.feed_forward.expert_bias"),
+        ("lfm2_moe", {"num_experts": 5}, r"shape \[6, 48\], its config implies \[5, 48\]|nothing reads"),
+        ("zamba", {"layers_block_type": ["mamba"] * 7}, "lacks model.layers.2.input_layernorm.weight"),
+        ("zamba", {"layers_block_type": None, "attn_layer_period": 2}, "lacks model.layers.6.linear.weight"),
+        ("zamba", {"attn_layer_offset": 3}, r"attn_layer_offset is 3, must be a whole number below"),
+        ("zamba", {"n_mamba_heads": 5}, r"n_mamba_heads is 5, must divide mamba_expand \* hidden_size \(96\)"),
+        ("zamba", {"n_mamba_heads": 2}, r"x_proj_weight has shape \[3, 17, 32\], its config implies \[2, 17, 48\]"),
+        ("zamba", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act is 'gelu', must be 'silu'"),
+        ("zamba", {"attention_head_dim": 8}, r"attention_head_dim is 8, must follow .* \(16\)"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
