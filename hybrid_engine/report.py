@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
-from hybrid_engine.models.base import LayerInfo, ModelInfo
+from hybrid_engine.models.base import MLP, LayerInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
 
@@ -53,7 +53,7 @@ def layer_table(info: ModelInfo) -> Table:
 
 
 def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
-    if not layer.has_cache:
+    if layer.kind == MLP:
         return ("its token",) + 5 * ("-",)
     return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
 

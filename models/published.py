@@ -32,6 +32,16 @@ PUBLISHED = {
             "sliding_window_pattern": "LLLG",
         },
     ),
+    "falcon_h1": Published(
+        "tiiuae/Falcon-H1-0.5B-Base",
+        {"vocab_size": 32_784, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 36}
+        | {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "rope_theta": 1e11}
+        | {"mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_d_state": 128},
+    ),
+    "falcon_mamba": Published(
+        "tiiuae/falcon-mamba-7b",
+        {"vocab_size": 65_024, "hidden_size": 4096, "num_hidden_layers": 64, "tie_word_embeddings": False},
+    ),
     "gemma2": Published("google/gemma-2-2b"),
     "gemma3_text": Published(
         "google/gemma-3-270m",
@@ -41,10 +51,21 @@ PUBLISHED = {
     "gemma3n_text": Published("google/gemma-3n-E4B"),
     "gpt_oss": Published("openai/gpt-oss-20b", {"num_hidden_layers": 24, "num_local_experts": 32}),
     "jamba": Published("ai21labs/Jamba-v0.1"),
+    "lfm2_moe": Published(
+        "LiquidAI/LFM2-8B-A1B",
+        {
+            "num_hidden_layers": 24,
+            "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+        },
+    ),
     "llama": Published("meta-llama/Llama-3.1-8B", {"num_key_value_heads": 8, "intermediate_size": 14_336}),
     "llama4_text": Published("meta-llama/Llama-4-Scout-17B-16E"),
     "mimo_v2_flash": Published("XiaomiMiMo/MiMo-V2-Flash"),
     "mistral": Published("mistralai/Mistral-7B-v0.1"),
+    "nemotron_h": Published(
+        "nvidia/Nemotron-H-8B-Base-8K",
+        {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
+    ),
     "phi3": Published("microsoft/Phi-3-mini-4k-instruct", {"sliding_window": 2047}),
     "qwen2": Published(
         "Qwen/Qwen2.5-7B",
@@ -53,6 +74,12 @@ PUBLISHED = {
     ),
     "qwen3": Published(
         "Qwen/Qwen3-8B", {"num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 12_288}
+    ),
+    "zamba2": Published(
+        "Zyphra/Zamba2-1.2B",
+        {"hidden_size": 2048, "num_hidden_layers": 38, "num_attention_heads": 32}
+        | {"layers_block_type": ["hybrid" if i in (5, 11, 17, 23, 29, 35) else "mamba" for i in range(38)]}
+        | {"mamba_d_state": 128, "n_mamba_heads": 64, "use_shared_attention_adapter": True, "use_mem_rope": True},
     ),
 }
 """By model_type."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import attention_families
 import delta_families
 import pytest
+import state_families
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +22,8 @@ from hybrid_engine.weights.loader import is_unused, plain_name
 
 FAMILIES = attention_families.FAMILIES | delta_families.FAMILIES
 every_family = pytest.mark.parametrize("name", FAMILIES)
+ALL = FAMILIES | state_families.FAMILIES
+every_checkpoint = pytest.mark.parametrize("name", ALL)
 
 
 class InMemory(Checkpoint):
@@ -47,7 +50,7 @@ def saved(tmp_path_factory, save_tiny) -> Callable[[str], Path]:
     def make(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("family")
-            save_tiny(*FAMILIES[name](), made[name])
+            save_tiny(*ALL[name](), made[name])
         return made[name]
 
     return make
@@ -75,26 +78,26 @@ def is_missed(name: str, error: str) -> bool:
     return " lacks " in error and plain_name(name).removeprefix("model.") in error
 
 
-@every_family
+@every_checkpoint
 def test_every_kind_of_tensor_is_missed_by_name(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.pop(one))
     assert [one for one, error in errors.items() if not is_missed(one, error)] == []
 
 
-@every_family
+@every_checkpoint
 def test_every_kind_of_tensor_under_another_name_is_missed_by_its_own(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.update({f"{one}.renamed": tensors.pop(one)}))
     assert [one for one, error in errors.items() if not is_missed(one, error)] == []
 
 
 @pytest.mark.slow
-@every_family
+@every_checkpoint
 def test_every_kind_of_tensor_of_another_shape_is_named_with_both_shapes(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.update({one: tensors[one][:-1]}))
     assert [one for one, error in errors.items() if f"{one} has shape" not in error] == []
 
 
-@every_family
+@every_checkpoint
 def test_a_tensor_that_nothing_reads_is_named(name, saved):
     stored = open_checkpoint(saved(name))
     tensors = {one: stored.tensor(one) for one in stored.names()} | {"model.layers.1.self_attn.extra": torch.ones(3)}
@@ -102,7 +105,7 @@ def test_a_tensor_that_nothing_reads_is_named(name, saved):
         load_model(InMemory(stored, tensors), dtype=torch.float32)
 
 
-@every_family
+@every_checkpoint
 def test_a_file_that_is_cut_short_is_refused_before_anything_is_read(name, saved, tmp_path):
     for file in saved(name).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

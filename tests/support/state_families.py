@@ -74,7 +74,7 @@ LFM2_MOE = {
     "norm_eps": 1e-3,
 }
 
-MODELS = {
+FAMILIES = {
     "falcon_h1": lambda: (
         FalconH1ForCausalLM,
         FalconH1Config(
