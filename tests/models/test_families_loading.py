@@ -84,6 +84,7 @@ def test_every_kind_of_tensor_is_missed_by_name(name, saved):
     assert [one for one, error in errors.items() if not is_missed(one, error)] == []
 
 
+@pytest.mark.slow
 @every_checkpoint
 def test_every_kind_of_tensor_under_another_name_is_missed_by_its_own(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.update({f"{one}.renamed": tensors.pop(one)}))
