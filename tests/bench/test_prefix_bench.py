@@ -1,6 +1,5 @@
 """Runs that are compared: policies, memory sizes, who knows the future, real weights."""
 
-
 import pytest
 from small_traces import block_row, call, user
 
