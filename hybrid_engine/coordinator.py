@@ -23,6 +23,7 @@ from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoint_facts import CheckpointFacts
 from hybrid_engine.groups.checkpoints import CheckpointIndex
 from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
@@ -74,6 +75,7 @@ class Coordinator:
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
+            CheckpointFacts(self.groups, self.match_unit_tokens),
             policy=policy or make_policy(self.config.eviction_policy)
             if self._states and self.config.enable_prefix_caching
             else None,
