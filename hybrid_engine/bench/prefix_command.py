@@ -142,7 +142,9 @@ def prefix(
     memory: Annotated[
         str, typer.Option(help="Cache memory, like 40GiB, or a share of the working set; several with commas.")
     ] = "10%,25%,50%",
-    policy: Annotated[str, typer.Option(help="Eviction policies; several with commas.")] = "lru",
+    policy: Annotated[
+        str, typer.Option(help="Eviction policies: valued, lru, flop_aware, clairvoyant; several with commas.")
+    ] = "valued,lru",
     clairvoyant: Annotated[bool, typer.Option(help="Also run who knows the future, to compare with.")] = True,
     concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 16,
     pace: Annotated[str, typer.Option(help="trace: arrivals and think times are kept; fast: as fast as it goes.")] = (

@@ -272,6 +272,7 @@ class Run:
         self._recorder = Recorder(coordinator)
         self._infinite = InfiniteCache()
         self._now = 0.0
+        coordinator.checkpoints.facts.clock = lambda: self._now
         self._num_steps = 0
         self._in_flight: dict[str, tuple[str, int, float]] = {}
         """By request: its session, which of its calls it is, and when it was submitted."""
@@ -332,6 +333,10 @@ class Run:
         most_s = math.inf if self._sessions.next_time is None else self._sessions.next_time - self._now
         result = self._runner.execute(plan, most_steps=self._most_steps(plan), most_s=most_s)
         self._now += result.seconds
+        if not all(plan.is_sampled):
+            # Some are in the middle of a prompt: the step is about computing tokens.
+            cost = self._coordinator.checkpoints.facts.cost
+            cost.note_step(plan.num_computed_tokens, plan.num_scheduled_tokens, result.seconds)
         self._num_steps += len(next(iter(result.sampled.values()), (0,)))
         for update in self._scheduler.update(plan, result):
             request_id = update.request.request_id
