@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 from live_server import LiveServer
@@ -46,6 +47,8 @@ def start(tmp_path):
 
     def start(memory: str) -> LiveServer:
         config = make_config(tiny_hybrid.find_model(tiny_hybrid.NAME), cache_memory_bytes=memory, max_num_seqs=2)
+        # What other policies keep depends on how long everything takes.
+        config = replace(config, cache=replace(config.cache, eviction_policy="lru"))
         servers.append(LiveServer(start_engine(config)[0], cache_log=tmp_path / "cache.log"))
         return servers[-1]
 
