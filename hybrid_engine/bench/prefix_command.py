@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
+
+from hybrid_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from hybrid_engine.bench.prefix_bench import MakeRunner
@@ -178,6 +181,8 @@ def prefix(
     from hybrid_engine.bench.workload_reading import make_workload, read_workload
     from hybrid_engine.tiny_hybrid import find_model
 
+    if html is not None and not (find_spec("matplotlib") and find_spec("jinja2")):
+        raise ConfigError("--html needs matplotlib and jinja2: pip install 'hybrid-engine[bench]', or leave it out")
     path = str(find_model(model))
     if trace is None:
         items = make_workload(workload, seed=seed, num_sessions=sessions)
