@@ -52,8 +52,10 @@ class CheckpointTree:
         """By their last match unit's hash, roots by what their chain of hashes begins with."""
         self._node_of: dict[Checkpoint, Node] = {}
 
-    def __len__(self) -> int:
-        return len(self._node_of)
+    @property
+    def num_nodes(self) -> int:
+        """Places on paths, roots among them."""
+        return len(self._nodes)
 
     # What it tells
 
