@@ -133,6 +133,8 @@ class Admission:
         coordinator = self.coordinator
         if self.connector is None or request.skips_connector or not coordinator.may_read(request):
             return None
+        if request.max_hit_tokens < request.num_tokens - 1:
+            return None  # a connector knows no limit but the last token
         # A load fills whole blocks: what the hit has of the last one comes again.
         local = coordinator.lookup.align(hit.num_computed_tokens)
         num_external = self.connector.find(request, local)
