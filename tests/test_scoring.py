@@ -56,9 +56,20 @@ def test_a_context_is_computed_once_and_each_further_continuation_alone(llm):
 
 def test_scores_are_the_same_cold_and_from_the_cache(llm):
     llm.reset_prefix_cache()
-    cold = [llm.score(CONTEXT, [each])[0].logprobs for each in CONTINUATIONS[:1]]
-    warm = [llm.score(CONTEXT, [each])[0].logprobs for each in CONTINUATIONS[:1]]
-    assert warm[0] == pytest.approx(cold[0], abs=TOLERANCE)
+    (cold,), (warm,) = llm.score(CONTEXT, CONTINUATIONS[:1]), llm.score(CONTEXT, CONTINUATIONS[:1])
+    assert warm.num_computed_tokens < cold.num_computed_tokens
+    assert warm.logprobs == pytest.approx(cold.logprobs, abs=TOLERANCE)
+
+
+def test_what_a_connector_could_bring_beyond_the_first_token_scored_is_computed(llm, tmp_path):
+    context, continuation = CONTEXT[:200], CONTEXT[200:800]
+    (wanted,) = llm.score(context, [continuation])
+    settings = {"cache_memory_bytes": "64MiB", "dtype": "float32", "disk_cache": tmp_path}
+    with LLM(**settings) as first:
+        first.prefill(context + continuation)
+    with LLM(**settings) as second:
+        (score,) = second.score(context, [continuation])
+    assert score.logprobs == pytest.approx(wanted.logprobs, abs=TOLERANCE)
 
 
 def test_several_contexts_score_as_each_does_alone(llm):
