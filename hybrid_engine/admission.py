@@ -133,15 +133,15 @@ class Admission:
         coordinator = self.coordinator
         if self.connector is None or request.skips_connector or not coordinator.may_read(request):
             return None
-        if request.max_hit_tokens < request.num_tokens - 1:
-            return None  # a connector knows no limit but the last token
         # A load fills whole blocks: what the hit has of the last one comes again.
         local = coordinator.lookup.align(hit.num_computed_tokens)
         num_external = self.connector.find(request, local)
         end = local + num_external
         if end <= hit.num_computed_tokens:
             return None
-        assert end < request.num_tokens, f"a connector offers {end} of {request.num_tokens} tokens of {request}"
+        assert end <= request.max_hit_tokens, (
+            f"a connector offers {end} of {request.max_hit_tokens} tokens of {request}"
+        )
         if not coordinator.allocate_slots(
             request,
             0,
