@@ -156,10 +156,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": API | {"async_engine", "chat_template", "engine", "explanation", "report", "snapshot", "tiny_hybrid"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
     # Large models with random weights have no checkpoint, so it puts them together itself.
+    # Shows what the engine is made of: settings that its answers depend on.
+    "evals": API | {"report"},
     "bench": API
     | BOOKKEEPING
     | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer"},
-    "cli": API | {"bench", "chat", "demo", "report", "server", "tiny_hybrid"},
+    "cli": API | {"bench", "chat", "demo", "evals", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
 TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")
