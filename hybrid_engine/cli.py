@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `serve`, `eval` and `bench`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.markup import escape
 from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
+from hybrid_engine.evals.command import add_eval
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
@@ -207,8 +208,9 @@ def plan(
     console.print(report.capacity_line(found), highlight=False)
 
 
-# Its options are many, and stand with the server.
+# Their options are many, and stand with what they run.
 add_serve(app, lambda model: _resolve(model))
+add_eval(app, lambda model: _resolve(model), TINY_HYBRID)
 
 
 def _print_version(is_wanted: bool) -> None:
