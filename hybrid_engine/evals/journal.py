@@ -62,7 +62,9 @@ class Journal:
         try:
             return [json.loads(line) for line in whole.splitlines()]
         except json.JSONDecodeError as error:
-            raise ConfigError(f"{self._file.name} is no journal of an evaluation: {error}; give another path") from error
+            raise ConfigError(
+                f"{self._file.name} is no journal of an evaluation: {error}; give another path"
+            ) from error
 
     def _check(self, path: Path, first: Record, settings: Record) -> None:
         before = first.get("settings")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from hybrid_engine.evals.metrics import whole_word_found
 from hybrid_engine.evals.samples import Builder, Group, Sample
@@ -28,6 +29,12 @@ def with_facts(sentences: Sequence[str], facts: Sequence[tuple[int, str]]) -> st
         parts += [*sentences[last:place], fact]
         last = place
     return " ".join([*parts, *sentences[last:]])
+
+
+def place_at(depth: float, sentences: Sequence[str]) -> int:
+    """Return the sentence that begins nearest to a depth of the text, 0 to 1, by characters; their number for its end."""
+    begins = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
+    return min(range(len(begins)), key=lambda i: abs(begins[i] - depth * begins[-1]))
 
 
 class Needle:
@@ -92,7 +99,7 @@ class NeedleMap(Task):
             task=self.name,
             length=length,
             index=number,
-            document=with_facts(sentences, [(round(depth * num_units), needle.statement)]),
+            document=with_facts(sentences, [(place_at(depth, sentences), needle.statement)]),
             question=needle.question,
             cue=needle.cue,
             references=(needle.value,),

@@ -81,9 +81,7 @@ class VariableTracking(Task):
             num_units += 1
         return solved(num_units)
 
-    def _chain(
-        self, rng: random.Random, value: str, num_units: int, *, name_letters: int
-    ) -> tuple[list[str], str]:
+    def _chain(self, rng: random.Random, value: str, num_units: int, *, name_letters: int) -> tuple[list[str], str]:
         names: list[str] = []
         while len(names) <= self.num_hops:
             name = "".join(rng.choices(string.ascii_uppercase, k=name_letters))
