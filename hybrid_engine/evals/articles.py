@@ -11,9 +11,18 @@ from functools import cache
 from hybrid_engine.evals.words import new_names
 
 NUM_TOWNS = 600
-TRADES = "a weaver,a clockmaker,a ferryman,a botanist,a bell founder,a schoolteacher,a cartographer,a brewer".split(",")
-GOODS = "blue glass,smoked trout,walnut chairs,copper kettles,paper lanterns,woollen hats,plum brandy,slate".split(",")
-FEASTS = "the lanterns,the ferry,the first snow,the swallows,the long table,the seven bells".split(",")
+TRADES = (
+    "a weaver",
+    "a clockmaker",
+    "a ferryman",
+    "a botanist",
+    "a bell founder",
+    "a teacher",
+    "a cartographer",
+    "a brewer",
+)
+GOODS = ("blue glass", "smoked trout", "walnut chairs", "copper kettles", "paper lanterns", "woollen hats", "slate")
+FEASTS = ("the lanterns", "the ferry", "the first snow", "the swallows", "the long table", "the seven bells")
 TERRAINS = ("in a narrow valley", "on a low hill", "between two lakes", "at the edge of a moor", "under a steep cliff")
 
 Asked = tuple[str, str, tuple[int, ...]]

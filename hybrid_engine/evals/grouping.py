@@ -1,4 +1,4 @@
-"""In which order prompts are sent, and where recurrent layers are to leave states, so that nothing is computed twice."""
+"""The order in which prompts are sent, and where recurrent layers leave states, so that nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def shared_order(prompts: Sequence[Sequence[int]]) -> list[int]:
 
     It walks the tree of their prefixes branch by branch.
     """
-    return sorted(range(len(prompts)), key=lambda i: prompts[i])
+    return sorted(range(len(prompts)), key=lambda i: list(prompts[i]))
 
 
 def junctions(prompts: Sequence[Sequence[int]], caps: Sequence[int]) -> list[list[int]]:

@@ -93,12 +93,14 @@ class HybridEngineLM(TemplateLM):
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation."""
-        return self.tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
         )
+        assert isinstance(text, str), f"the template gave a {type(text).__name__}"
+        return text
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
@@ -108,12 +110,14 @@ class HybridEngineLM(TemplateLM):
         for index, (_, context, continuation) in enumerate(requests):
             fitting = self._fit(context, self.llm.max_model_len - len(continuation))
             continuations.setdefault(tuple(fitting), []).append(index)
-        order = sorted(continuations)
-        asked = [(list(context), [requests[index][2] for index in continuations[context]]) for context in order]
+        groups = sorted(continuations.items())
+        scores = self.llm.score_batch(
+            [(list(context), [requests[index][2] for index in indexes]) for context, indexes in groups],
+            progress=None if not disable_tqdm else False,
+        )
         found: dict[int, tuple[float, bool]] = {}
-        scores = self.llm.score_batch(asked, progress=None if not disable_tqdm else False)
-        for context, own in zip(order, scores, strict=True):
-            for index, score in zip(continuations[context], own, strict=True):
+        for (_, indexes), own in zip(groups, scores, strict=True):
+            for index, score in zip(indexes, own, strict=True):
                 found[index] = (score.logprob, score.is_greedy)
                 if requests[index][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[index][0], found[index])
@@ -169,7 +173,7 @@ class HybridEngineLM(TemplateLM):
         return SamplingParams(max_tokens=max_tokens, stop=tuple(text for text in stop if text), **wanted)
 
     def _fit(self, context: Sequence[int], most: int) -> list[int]:
-        """Return a context that has room for what follows it. Raises PromptTooLongError where it would have to be cut."""
+        """Return a context that leaves room for what follows. Raises PromptTooLongError where it must be cut."""
         if len(context) <= most:
             return list(context)
         if not self.truncation or most < 1:

@@ -16,7 +16,7 @@ class Journal:
     """Keeps records by key, in a file where one is given. One process writes it at a time."""
 
     def __init__(self, path: Path | None, settings: Record) -> None:
-        """settings: what the records depend on. Raises ConfigError when the file was written with others, or isn't one."""
+        """settings: what the records depend on. Raises ConfigError when the file has others, or is no journal."""
         self.records: dict[str, Record] = {}
         self._file: IO[bytes] | None = None
         self.num_found = 0

@@ -45,7 +45,7 @@ class Interval:
 
 
 def wilson(num_right: int, num_all: int) -> Interval:
-    """Return Wilson's score interval of a share (E. B. Wilson, JASA 22, 1927), which is never empty and within 0 to 1."""
+    """Return Wilson's score interval of a share (E. B. Wilson, JASA 22, 1927): never empty, never beyond 0 or 1."""
     share, z2 = num_right / num_all, Z_95**2
     centre = share + z2 / (2 * num_all)
     half = Z_95 * math.sqrt(share * (1 - share) / num_all + z2 / (4 * num_all**2))

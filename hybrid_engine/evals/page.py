@@ -55,7 +55,7 @@ def to_html(reports: Report | Sequence[Report]) -> str:
         score=_find_score,
         plots=[(task, score_by_length(task, shown)) for task in tasks],
         heat_maps=[found for task in tasks for report in shown if (found := _heat_map(task, report)) is not None],
-        examples=[(task, report.name, found) for task in tasks for report in shown if (found := _wrong(task, report))],
+        examples=[(task, report.name, wrong) for task in tasks for report in shown if (wrong := _wrong(task, report))],
         num_colours=NUM_COLOURS,
     )
 

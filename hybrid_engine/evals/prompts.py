@@ -35,7 +35,7 @@ class Prompts:
         self.begins_with_bos = self.tokenizer("a")["input_ids"][:1] == [self.bos_token_id]
 
     def render(self, sample: Sample) -> list[int]:
-        """Return a sample's prompt. Raises BeginOfTextError unless it begins with one such token, if the model has it."""
+        """Return a sample's prompt. Raises BeginOfTextError unless it has one such token, where the model has any."""
         token_ids = list(sample.token_ids) or self._encode(sample)
         self.check_bos(token_ids)
         return token_ids
@@ -70,8 +70,8 @@ class Prompts:
         num_all = num_first if bos == self.tokenizer.eos_token_id else token_ids.count(bos)
         if num_first > 1 or num_all > 1 or (self.begins_with_bos and num_first == 0):
             raise BeginOfTextError(
-                f"a prompt in the format {self.format!r} begins with {num_first} and has {num_all} begin-of-text tokens "
-                f"({self.tokenizer.bos_token!r}), must have exactly one, in front: check the chat template"
+                f"a prompt in the format {self.format!r} begins with {num_first} and has {num_all} begin-of-text "
+                f"tokens ({self.tokenizer.bos_token!r}), must have exactly one, in front: check the chat template"
             )
 
 

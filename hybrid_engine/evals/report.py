@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,14 +179,15 @@ def make_report(
 
 def _score(metric: str, task: str, length: int, records: Sequence[Record]) -> Score:
     if metric == "perplexity":
-        losses = [loss for record in records for loss in record["pieces"]]
-        found = bootstrap(losses)
-        values = (math.exp(each) for each in (math.fsum(losses) / len(losses), found.low, found.high))
+        values = [loss for record in records for loss in record["pieces"]]
+        found = bootstrap(values)
+        transform: Callable[[float], float] = math.exp
     else:
-        scores = [record["score"] for record in records]
-        found = interval(scores)
-        values = iter((math.fsum(scores) / len(scores), found.low, found.high))
-    return Score(task, length, len(records), metric, *values, interval=found.method)
+        values = [record["score"] for record in records]
+        found = interval(values)
+        transform = float
+    mean, low, high = (transform(each) for each in (math.fsum(values) / len(values), found.low, found.high))
+    return Score(task, length, len(records), metric, mean, low, high, interval=found.method)
 
 
 def _work(records: Sequence[Record], compares: bool) -> Work:

@@ -52,8 +52,8 @@ def evaluate(
 ) -> Report:
     """Ask a model the questions of some tasks at some lengths, and score its greedy answers.
 
-    tasks: names, names of families ('ruler', 'facts', 'hops', 'all'), or tasks of your own. lengths: tokens of prompt and
-    answer together, as the model's tokenizer counts them, template included. num_samples: of each task and length.
+    tasks: names, names of families ('ruler', 'facts', 'hops', 'all'), or tasks of your own. lengths: tokens of prompt
+    and answer together, as the model's tokenizer counts them, template included. num_samples: of each task and length.
     prompt_format: 'completion', 'chat', 'chat-system' or 'auto', see `prompts.FORMATS`. texts: what documents are made
     of. max_tokens: the answers' budget instead of each task's own. journal: a file that keeps finished samples; a run
     with the same one goes on where it ended. name: what the report is called. reuse: read the prefix cache.
@@ -62,6 +62,8 @@ def evaluate(
 
     Raises ConfigError before anything runs for what can't be run, TruncatedError when a sample was cut.
     """
+    texts = texts or Texts()
+    texts.sources()  # raises for a file that doesn't exist
     run = _Run(
         llm,
         find_tasks(tasks),
@@ -69,7 +71,7 @@ def evaluate(
         num_samples=_check_at_least_one("num_samples", num_samples),
         builder=Builder(
             Prompts(llm, prompt_format),
-            texts or Texts(),
+            texts,
             seed=seed,
             max_tokens=None if max_tokens is None else _check_at_least_one("max_tokens", max_tokens),
         ),

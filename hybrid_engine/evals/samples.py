@@ -100,8 +100,8 @@ class Builder:
         if size > length:
             budget = max(sample.max_tokens for sample in best)
             raise LengthError(
-                f"{task} at length {length:,}: its shortest prompt has {size - budget:,} tokens and the answer may take "
-                f"{budget:,}, together {size:,}: give a length of at least {size:,}"
+                f"{task} at length {length:,}: its shortest prompt has {size - budget:,} tokens and the answer may "
+                f"take {budget:,}, together {size:,}: give a length of at least {size:,}"
             )
         if self.makes_shortest:
             return best

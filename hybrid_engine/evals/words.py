@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-ONSETS = "b c d f g h j k l m n p r s t v w z br cr dr fl gr pl sh st th tr".split()
-VOWELS = "a e i o u".split()
-CODAS = "b d g k l m n p r s t x".split()
+ONSETS = (*"bcdfghjklmnprstvwz", "br", "cr", "dr", "fl", "gr", "pl", "sh", "st", "th", "tr")
+VOWELS = "aeiou"
+CODAS = "bdgklmnprstx"
 
 
 def new_names(rng: random.Random, count: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Facts that must be put together: people and things that move (after BABILong), and chains to follow.
 
-The idea, facts of bAbI's kind scattered in prose, is BABILong's (arXiv 2406.10149); people, things and sentences are our
-own, and every document has several questions.
+The idea, facts of bAbI's kind scattered in prose, is BABILong's (arXiv 2406.10149); people, things and sentences are
+our own, and every document has several questions.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def with_facts(sentences: Sequence[str], facts: Sequence[tuple[int, str]]) -> st
 
 
 def place_at(depth: float, sentences: Sequence[str]) -> int:
-    """Return the sentence that begins nearest to a depth of the text, 0 to 1, by characters; their number for its end."""
+    """Return the sentence that begins nearest to a depth of the text, 0 to 1, by characters; one more for its end."""
     begins = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     return min(range(len(begins)), key=lambda i: abs(begins[i] - depth * begins[-1]))
 
@@ -69,11 +69,7 @@ class NeedleMap(Task):
 
     def __init__(self, num_depths: int = 11) -> None:
         self.num_depths = num_depths
-
-    @property
-    def about(self) -> str:
-        """One line for people."""
-        return f"a fact in prose at {self.num_depths} depths of each length: a heat map"
+        self.about = f"a fact in prose at {num_depths} depths of each length: a heat map"
 
     def num_groups(self, num_samples: int) -> int:
         """Return whole rounds: each depth is asked equally often."""
@@ -154,11 +150,7 @@ class Recall(Task):
 
     def __init__(self, questions_per_document: int = 20) -> None:
         self.questions_per_document = questions_per_document
-
-    @property
-    def about(self) -> str:
-        """One line for people."""
-        return f"{self.questions_per_document} facts in prose, and a question on each of the same document"
+        self.about = f"{questions_per_document} facts in prose, and a question on each of the same document"
 
     def make_group(self, builder: Builder, length: int, number: int) -> Group:
         """Return one document and its questions."""

@@ -26,6 +26,7 @@ DOCUMENT = (
 )
 QUESTION = "\nWhat are all the special magic {kind} for {query} mentioned in the provided text?"
 ANSWER_PREFIX = " The special magic {kind} for {query} mentioned in the provided text are"
+HAYSTACKS = {"noise": "noise", "essay": "prose", "needle": "others of their kind"}
 DEPTHS = [round(100 * i / 39) for i in range(40)]
 
 
@@ -42,11 +43,10 @@ class NeedleTask(Task):
     num_queries: int = 1
     max_tokens: int = 128
 
-    @property
-    def about(self) -> str:
-        """One line for people."""
-        what = f"{max(self.num_keys, self.num_queries)} keys ({self.key_kind}), {self.num_values} values each"
-        return f"RULER: {what} ({self.value_kind}) in {self.haystack}; {self.num_queries} asked for"
+    def __post_init__(self) -> None:
+        keys, values = _count(max(self.num_keys, self.num_queries), "key"), _count(self.num_values, "value")
+        hidden = f"{keys} ({self.key_kind}) with {values} ({self.value_kind}) in {HAYSTACKS[self.haystack]}"
+        self.about = f"RULER: {hidden}; {_count(self.num_queries, 'key')} asked for"
 
     def make_group(self, builder: Builder, length: int, number: int) -> Group:
         """Return one sample."""
@@ -103,6 +103,10 @@ class NeedleTask(Task):
             return str(uuid.UUID(int=rng.getrandbits(128), version=4))
         nouns, adjectives = texts.nouns_and_adjectives
         return f"{rng.choice(adjectives)}-{rng.choice(nouns)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _in_singular(text: str) -> str:

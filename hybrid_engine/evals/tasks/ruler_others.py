@@ -9,6 +9,7 @@ import math
 import random
 import string
 from collections.abc import Callable
+from itertools import pairwise
 
 from hybrid_engine.evals.metrics import any_found
 from hybrid_engine.evals.samples import Builder, Group, LengthError, Sample
@@ -28,9 +29,7 @@ class VariableTracking(Task):
     num_hops = 4
     example_tokens = 500
 
-    DOCUMENT = (
-        "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}"  # fmt: skip
-    )
+    DOCUMENT = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}"
     QUESTION = "\nQuestion: Find all variables that are assigned the value {value} in the text above."
     ANSWER_PREFIX = (
         " Answer: According to the chain(s) of variable assignment in the text above, {count} variables are assigned "
@@ -87,7 +86,7 @@ class VariableTracking(Task):
             name = "".join(rng.choices(string.ascii_uppercase, k=name_letters))
             names += [name] if name not in names else []
         chain = [f"VAR {names[0]} = {value}"]
-        chain += [f"VAR {after} = VAR {before} " for before, after in zip(names, names[1:], strict=False)]
+        chain += [f"VAR {after} = VAR {before} " for before, after in pairwise(names)]
         sentences = [NOISE] * num_units
         for i, place in enumerate(sorted(rng.sample(range(num_units), len(chain)))):
             sentences.insert(place + i, chain[i])
