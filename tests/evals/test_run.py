@@ -1,4 +1,4 @@
-"""`evaluate`: right scores, each document computed once, the same answers without reuse, errors before anything runs."""
+"""`evaluate`: right scores, documents computed once, the same answers without reuse, errors before anything runs."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_wrong_use_is_refused_before_anything_runs(never_runs, change, message):
 
 
 def test_a_text_that_does_not_exist_is_refused_before_anything_runs(never_runs, tmp_path):
-    with pytest.raises(ConfigError, match="missing.txt doesn't exist"):
+    with pytest.raises(ConfigError, match=r"missing\.txt doesn't exist"):
         evaluate(never_runs, ["needle_map"], [512], texts=Texts(essay=tmp_path / "missing.txt"), **SYSTEM)
 
 
