@@ -11,7 +11,6 @@ from typing import Any
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.evals.plots import NUM_COLOURS, score_by_length
 from hybrid_engine.evals.report import Report, Score
-from hybrid_engine.evals.tasks import TASKS
 
 NUM_EXAMPLES = 3
 ANSWER_CHARACTERS = 160
@@ -51,7 +50,7 @@ def to_html(reports: Report | Sequence[Report]) -> str:
         names=_names(shown),
         settings=_settings(shown),
         lengths=sorted({score.length for report in shown for score in report.scores}),
-        tasks=[(task, TASKS[task].about if task in TASKS else "") for task in tasks],
+        tasks=[(task, _about(task, shown)) for task in tasks],
         score=_find_score,
         plots=[(task, score_by_length(task, shown)) for task in tasks],
         heat_maps=[found for task in tasks for report in shown if (found := _heat_map(task, report)) is not None],
@@ -64,9 +63,15 @@ def _names(reports: Sequence[Report]) -> str:
     return " / ".join(dict.fromkeys(report.name for report in reports))
 
 
+def _about(task: str, reports: Sequence[Report]) -> str:
+    return next((report.settings["tasks"][task] for report in reports if task in report.settings["tasks"]), "")
+
+
 def _settings(reports: Sequence[Report]) -> list[tuple[str, list[str], bool]]:
     """Return each setting's name, its value in each report, and whether the reports differ in it."""
     names = dict.fromkeys(name for report in reports for name in report.settings)
+    # What each task is stands with its scores.
+    names.pop("tasks")
     rows = [(name, [_as_text(report.settings.get(name, "")) for report in reports]) for name in names]
     rows.append(("made", [report.made for report in reports]))
     return [(name, values, len(set(values)) > 1 and name != "made") for name, values in rows]
@@ -77,7 +82,7 @@ def _as_text(value: Any) -> str:
         return "; ".join(f"{name}: {each}" for name, each in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in value)
-    return str(value)
+    return "each task's own" if value is None else str(value)
 
 
 def _find_score(report: Report, task: str, length: int) -> Score | None:

@@ -68,7 +68,7 @@ class Builder:
         self.seed = seed
         self.makes_shortest = False
         """Whether groups get no more filler than they need: to see quickly whether all of them can be made."""
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         self._num_units: dict[tuple[str, int], int] = {}
 
     @cached_property
@@ -82,7 +82,7 @@ class Builder:
 
     def budget(self, tokens: int) -> int:
         """Return how many tokens an answer may take, which the task would set to `tokens`."""
-        return self._max_tokens or tokens
+        return self.max_tokens or tokens
 
     def fit(
         self, task: str, length: int, make: Callable[[int], Group], *, at_least: int = 1, at_most: int | None = None

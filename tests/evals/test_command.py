@@ -76,7 +76,7 @@ def test_lengths_are_read_in_tokens_or_k(text, lengths):
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_and_does_no_finished_sample_twice(tmp_path, repository):
     journal, report = tmp_path / "run.jsonl", tmp_path / "report.json"
-    num_samples = 160
+    num_samples = 80
     command = [sys.executable, "-m", "hybrid_engine.cli", "eval", "tiny-hybrid", *SMALL, "--samples", str(num_samples)]
     command += ["--journal", str(journal), "--json", str(report)]
     environment = os.environ | {"PYTHONPATH": str(repository)}

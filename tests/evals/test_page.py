@@ -19,7 +19,12 @@ def make_report(name: str, dtype: str, value: float) -> Report:
     samples = ({"key": "needle_map@1024#0", "task": "needle_map", "score": 0.0, "answer": "<b>", "references": ["71"]},)
     return Report(
         name=name,
-        settings={"model": "jamba", "dtype": dtype, "lengths": [1024, 2048]},
+        settings={
+            "model": "jamba",
+            "dtype": dtype,
+            "lengths": [1024, 2048],
+            "tasks": {"needle_map": "a fact in prose"},
+        },
         scores=(
             Score("needle_map", 1024, 11, "score", value, 0.31, 0.83, "Wilson"),
             Score("needle_map", 2048, 11, "score", 1.0, 0.74, 1.0, "Wilson"),
@@ -73,7 +78,7 @@ def test_the_page_is_well_formed_and_loads_nothing(both):
 
 def test_scores_stand_with_their_intervals(both):
     text = text_of(both)
-    assert "first 59 31&ndash;83 100 74&ndash;100" in text
+    assert "needle_map a fact in prose first 59 31&ndash;83 100 74&ndash;100" in text
     assert "second 62 31&ndash;83" in text
     assert "23.46 20.1&ndash;27.2" in text
 

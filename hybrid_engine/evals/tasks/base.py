@@ -35,6 +35,10 @@ class Task(ABC):
         """Return the indexes of a group's samples."""
         return range(number * self.questions_per_document, (number + 1) * self.questions_per_document)
 
+    def num_samples(self, wanted: int) -> int:
+        """Return how many samples of a length there are where so many are wanted: whole groups."""
+        return self.num_groups(wanted) * self.questions_per_document
+
     def num_groups(self, num_samples: int) -> int:
         """Return how many documents of a length have at least so many questions."""
         return -(-num_samples // self.questions_per_document)

@@ -178,7 +178,6 @@ class Recall(Task):
                 cue=needle.cue,
                 references=(needle.value,),
                 max_tokens=builder.budget(self.max_tokens),
-                depth=round(place / num_units, 1),
             )
-            for index, needle, place in zip(self.indexes(number), needles, places, strict=True)
+            for index, needle in zip(self.indexes(number), needles, strict=True)
         ]
