@@ -22,6 +22,7 @@ from hybrid_engine.evals.samples import Builder, Sample, sample_key
 from hybrid_engine.evals.tasks import find_tasks
 from hybrid_engine.evals.tasks.base import GroupId, Task
 from hybrid_engine.evals.texts import Texts
+from hybrid_engine.groups.spec import ENDLESS
 from hybrid_engine.llm import LLM
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.sampling_params import SamplingParams
@@ -130,8 +131,10 @@ class _Run:
             "tokenizer": Path(self._builder.prompts.tokenizer.name_or_path).name,
             "parameters": plan.info.num_parameters,
             "dtype": str(plan.dtype).removeprefix("torch."),
-            "block_sizes": [group.block_size for group in plan.memory.groups],
-            "groups": [group.spec.kind for group in plan.memory.groups],
+            "groups": [
+                group.spec.kind + ("" if group.block_size == ENDLESS else f" in blocks of {group.block_size} tokens")
+                for group in plan.memory.groups
+            ],
             "tasks": {task.name: task.about for task in self.tasks},
             "lengths": self.lengths,
             "num_samples": {task.name: task.num_samples(self._num_samples) for task in self.tasks},
