@@ -72,7 +72,7 @@ class ChatTemplate:
         except TEMPLATE_ERRORS as error:  # a text that is no valid one among them
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         rest = repr((template or self._tokenizer.chat_template, own_tools, variables))
         ends = self._message_ends.find(render, turns, text, template=rest)
         boundaries = token_positions(ends, encoded["offset_mapping"])

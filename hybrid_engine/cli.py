@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve`, `eval` and `bench`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.bench.prefix_command import add_replay
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
+from hybrid_engine.evals.command import add_eval
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
@@ -248,6 +249,7 @@ def models(
 
 # Their options are many, and stand elsewhere.
 add_serve(app, lambda model: _resolve(model))
+add_eval(app, lambda model: _resolve(model), TINY_HYBRID)
 add_replay(app)
 
 

@@ -1,4 +1,4 @@
-"""The Python API: `LLM(model).generate / chat / stream`."""
+"""The Python API: `LLM(model).generate / chat / stream / score`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.pinning import Pin, pin_prefix
 from hybrid_engine.plan import MemoryPlan
 from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.scoring import Continuation, ContinuationScore, scoring_request
 from hybrid_engine.startup import (
     EnginePlan,
     EngineSettings,
@@ -236,17 +237,39 @@ class LLM:
         Raises RequestError, having accepted none of them, when one prompt can't be run; EngineDeadError when a step
         fails. Ctrl-C lets the step in flight end, then aborts the prompts of this call.
         """
+        found = dict(self.as_completed(prompts, sampling_params, progress=progress))
+        return [found[index] for index in range(len(found))]
+
+    def as_completed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Answer all prompts; yield the index and the output of each as soon as it is finished.
+
+        For the arguments and what is raised, at the first output, see `generate`. Closing the iterator aborts the rest.
+        """
         requests = self._requests(prompts, sampling_params)
-        collectors = {request.request_id: OutputCollector() for request in requests}
+        collectors = [OutputCollector() for _ in requests]
+        finished: deque[int] = deque()
+        bar = _progress_bar(progress)
         try:
             self._engine.add_requests(requests)
-            for request_id, collector in collectors.items():
-                self._receivers[request_id] = collector.add
-            self._run(list(collectors), _progress_bar(progress))
+            for index, request in enumerate(requests):
+                self._receivers[request.request_id] = partial(_collect, collectors[index], finished, index)
+            with bar:
+                task = bar.add_task("prompts", total=len(requests))
+                for num_finished in range(1, len(requests) + 1):
+                    while not finished:
+                        self._step()
+                    index = finished.popleft()
+                    bar.update(task, completed=num_finished)
+                    yield index, collectors[index].output()
         finally:
-            for request_id in collectors:
-                self._end(request_id)
-        return [collector.output() for collector in collectors.values()]
+            for request in requests:
+                self._end(request.request_id)
 
     def chat(
         self,
@@ -280,6 +303,32 @@ class LLM:
         inbox: deque[RequestOutput] = deque()
         self._receivers[request.request_id] = inbox.append
         return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
+
+    def score(
+        self, context: PromptLike, continuations: Sequence[Continuation], *, progress: bool | None = None
+    ) -> list[ContinuationScore]:
+        """Return how likely each continuation of a context is; the context is computed once.
+
+        context: as for `generate`. continuations: texts, or token ids that are taken as they are.
+        Raises RequestError, having accepted none of them, when one has no tokens or doesn't fit.
+        """
+        (scores,) = self.score_batch([(context, continuations)], progress=progress)
+        return scores
+
+    def score_batch(
+        self, contexts: Sequence[tuple[PromptLike, Sequence[Continuation]]], *, progress: bool | None = None
+    ) -> list[list[ContinuationScore]]:
+        """Score several contexts, each with its continuations, all at once; see `score`."""
+        requests = []
+        for context, continuations in contexts:
+            (prompt,) = as_prompts(context)
+            known = self.as_tokens(prompt)
+            requests += [scoring_request(self._engine.tokenizer, known, each) for each in continuations]
+        outputs = self.generate(
+            [request.prompt for request in requests], [request.sampling for request in requests], progress=progress
+        )
+        scores = iter([request.score(output) for request, output in zip(requests, outputs, strict=True)])
+        return [list(itertools.islice(scores, len(continuations))) for _, continuations in contexts]
 
     def apply_chat_template(
         self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True
@@ -315,15 +364,6 @@ class LLM:
             for prompt, params in zip(inputs, as_sampling(sampling, len(inputs)), strict=True)
         ]
 
-    def _run(self, request_ids: Sequence[str], bar: Progress) -> None:
-        with bar:
-            task = bar.add_task("prompts", total=len(request_ids))
-            while any(request_id in self._receivers for request_id in request_ids):
-                self._step()
-                if not bar.disable:
-                    num_left = sum(request_id in self._receivers for request_id in request_ids)
-                    bar.update(task, completed=len(request_ids) - num_left)
-
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
         with interrupts_deferred():
@@ -338,6 +378,12 @@ class LLM:
     def _end(self, request_id: str) -> None:
         self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+
+
+def _collect(collector: OutputCollector, finished: deque[int], index: int, delta: RequestOutput) -> None:
+    collector.add(delta)
+    if delta.finished:
+        finished.append(index)
 
 
 def _read_template(path: Path) -> str:
