@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +39,20 @@ def require_path(name: str, value: object) -> None:
     """Raise ConfigError for a setting that is neither a path nor None."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
         raise ConfigError(f"{name} is {value!r}, must be a path")
+
+
+@contextmanager
+def errors_in_words_of(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let an error name each setting as the caller does, who may never have seen a config's own names.
+
+    settings: the config's own name for each of the caller's.
+    """
+    names = {ours: name for name, ours in settings.items() if ours != name}
+    try:
+        yield
+    except ConfigError as error:
+        message = re.sub(r"(?<!')\b(" + "|".join(names) + r")\b(?!')", lambda found: names[found[0]], str(error))
+        raise type(error)(message) from None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -40,7 +40,10 @@ from hybrid_engine.stream import DeltaStream
 
 
 class LLM:
-    """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
+    """A model ready to answer. Several can live in one process, and several threads may ask one.
+
+    Threads take turns: each step that one of them runs takes along the requests of all.
+    """
 
     def __init__(
         self,
@@ -82,11 +85,14 @@ class LLM:
         self._plan = plan
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
+        self._turn = threading.RLock()
+        self._unwanted: deque[str] = deque()
         self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
-        self._engine.close()
+        with self._own_turn() as engine:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -122,7 +128,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, those in host memory and on disk too."""
-        self._engine.reset_prefix_cache()
+        with self._own_turn() as engine:
+            engine.reset_prefix_cache()
 
     def prefill(self, prompts: PromptLike | Sequence[PromptLike]) -> None:
         """Compute prompts, all but the last token of each, and flush the cache: other processes go on from there.
@@ -141,20 +148,25 @@ class LLM:
 
     def as_tokens(self, prompt: PromptInput) -> dict[str, Any]:
         """Return a prompt as a dict that `generate` and `stream` take, its text as token ids."""
+        with self._own_turn() as engine:
+            token_ids = engine.tokenize(prompt.content)
         return {
             "prompt": prompt.text,
-            "prompt_token_ids": self._engine.tokenize(prompt.content),
+            "prompt_token_ids": token_ids,
             "cache_salt": prompt.cache_salt,
-            "message_boundaries": prompt.message_boundaries,
+            "message_boundaries": [int(position) for position in prompt.message_boundaries],
+            "priority": prompt.priority,
         }
 
     def tier_stats(self) -> TierStats | None:
         """Return what the host and disk cache hold and what was moved; None where there is neither."""
-        return self._engine.tier_stats()
+        with self._own_turn() as engine:
+            return engine.tier_stats()
 
     def flush_cache(self) -> None:
         """Have the disk cache keep all that is cached now, whatever becomes of this process."""
-        self._engine.flush_cache()
+        with self._own_turn() as engine:
+            engine.flush_cache()
 
     # What it does
 
@@ -176,9 +188,10 @@ class LLM:
         requests = self._requests(prompts, sampling_params)
         collectors = {request.request_id: OutputCollector() for request in requests}
         try:
-            self._engine.add_requests(requests)
-            for request_id, collector in collectors.items():
-                self._receivers[request_id] = collector.add
+            with self._own_turn() as engine:
+                engine.add_requests(requests)
+                for request_id, collector in collectors.items():
+                    self._receivers[request_id] = collector.add
             self._run(list(collectors), _progress_bar(progress))
         finally:
             for request_id in collectors:
@@ -212,10 +225,11 @@ class LLM:
         if len(requests) != 1:
             raise RequestError(f"{len(requests)} prompts were given, stream answers one: call it for each, or generate")
         (request,) = requests
-        self._engine.add_requests(requests)
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
-        self._receivers[request.request_id] = inbox.append
+        with self._own_turn() as engine:
+            engine.add_requests(requests)
+            self._receivers[request.request_id] = inbox.append
         return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
 
     def apply_chat_template(
@@ -229,9 +243,10 @@ class LLM:
             raise RequestError(
                 f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
             )
-        return self._chat_template.render(
-            messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
-        )
+        with self._own_turn():
+            return self._chat_template.render(
+                messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+            )
 
     # How
 
@@ -263,8 +278,8 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
-        with interrupts_deferred():
-            for delta in self._engine.step():
+        with self._own_turn() as engine, interrupts_deferred():
+            for delta in engine.step():
                 # A stream may have been dropped while the step ran; nobody wants its delta any more.
                 receiver = self._receivers.get(delta.request_id)
                 if receiver is not None:
@@ -273,8 +288,31 @@ class LLM:
                     self._receivers.pop(delta.request_id, None)
 
     def _end(self, request_id: str) -> None:
-        self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+        self._unwanted.append(request_id)
+        self._abort_unwanted()
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[Engine]:
+        """Let no other thread at the engine meanwhile."""
+        try:
+            with self._turn:
+                yield self._engine
+        finally:
+            self._abort_unwanted()
+
+    def _abort_unwanted(self) -> None:
+        """End requests that nobody waits for, unless another thread has its turn: that one does it when it is done.
+
+        Waiting is out of the question: the garbage collector may come here at any moment, holding whatever it is.
+        """
+        while self._unwanted and self._turn.acquire(blocking=False):
+            try:
+                with suppress(IndexError):  # the garbage collector came here in between
+                    while True:
+                        self._engine.abort(self._unwanted.popleft())
+            finally:
+                self._turn.release()
 
 
 def _read_template(path: Path) -> str:

@@ -19,7 +19,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers, require_path
+from hybrid_engine.config import (
+    CacheConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    errors_in_words_of,
+    require_integers,
+    require_path,
+)
 from hybrid_engine.connectors.setup import open_connector, with_folder_key
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
@@ -152,27 +159,29 @@ SCHEDULER_SETTINGS = {
 
 def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> EngineConfig:
     """Put settings into one config. Raises ConfigError for one that doesn't exist or is out of its range."""
-    given: dict[str, Any] = dict(settings)
-    for name in given:
+    for name in settings:
         if name not in EngineSettings.__annotations__:
             near = difflib.get_close_matches(name, EngineSettings.__annotations__, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EngineSettings.__annotations__)}"
             raise ConfigError(f"{name!r} is no setting; {hint}")
-    for name in BYTE_SETTINGS:
-        if given.get(name, 0) is None:
-            del given[name]
-        elif name in given:
-            given[name] = parse_bytes(given[name])
+    has_default = (*BYTE_SETTINGS, "async_depth")
+    given: dict[str, Any] = {
+        name: value for name, value in settings.items() if value is not None or name not in has_default
+    }
+    given |= {name: parse_bytes(given[name]) for name in BYTE_SETTINGS if name in given}
     require_path("disk_cache", given.get("disk_cache"))
     if given.get("disk_cache") is not None:
         given["disk_cache"] = str(Path(given["disk_cache"]).expanduser())
+    elif "disk_cache_bytes" in given:
+        raise ConfigError(
+            f"disk_cache_bytes is {given['disk_cache_bytes']} and there is no disk_cache: name its folder"
+        )
     cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
     scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
-    if scheduler.get("async_depth", 0) is None:
-        del scheduler["async_depth"]
     if isinstance(given.get("speculative"), SpeculativeConfig):
         scheduler["draft_slots"] = given["speculative"].num_speculative_tokens
-    return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
+    with errors_in_words_of(CACHE_SETTINGS | SCHEDULER_SETTINGS):
+        return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "stream",
         "tiny_hybrid",
     },
-    "tiny_hybrid": set(),
+    "tiny_hybrid": {"config"},
     "async_engine": {"engine", "errors", "outputs", "startup", "tiny_hybrid"},
     "snapshot": {"engine", "groups.spec"},
     "chat_template": {"errors", "message_boundaries"},

@@ -184,13 +184,15 @@ def test_a_lower_priority_goes_first_where_the_policy_says_so(serve, ids):
         asked.append(request.token_ids[0])
         return [*ids("hello"), EOS]
 
-    may_step = threading.Event()
-    held = {"before_step": lambda plan: may_step.wait(20)}
+    stepping, may_step = threading.Event(), threading.Event()
+    held = {"before_step": lambda plan: (stepping.set(), may_step.wait(20))}
     server = serve(script, engine={"max_num_seqs": 1, "policy": "priority"} | held)
     with ThreadPoolExecutor() as pool:
-        for number in (3, 2, 1):
+        pool.submit(server.post, "/v1/completions", prompt="3", priority=3)
+        assert stepping.wait(20)
+        for number in (2, 1):
             pool.submit(server.post, "/v1/completions", prompt=str(number), priority=number)
-            wait_until(lambda number=number: server.service.num_in_flight == 4 - number, 5)
+            wait_until(lambda number=number: len(server.service.engine._commands) == 3 - number, 20)
         may_step.set()
-    # The first one ran already.
+    # The first one runs already when the others come.
     assert list(dict.fromkeys(asked)) == ids("312")
