@@ -392,8 +392,7 @@ def _resolve_dtype(model_config: Mapping[str, Any], dtype: str) -> torch.dtype:
 def _free_memory_bytes() -> int:
     """Return what this process can still take: of the machine's memory and, in a container, of its limit."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
+    if (meminfo := Path("/proc/meminfo")).exists():
         free += [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
