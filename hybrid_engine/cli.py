@@ -16,12 +16,12 @@ from rich.markup import escape
 
 from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
+from hybrid_engine.config import SpeculativeConfig, speculation
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
 if TYPE_CHECKING:
-    from hybrid_engine.config import SpeculativeConfig
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
 
@@ -270,14 +270,7 @@ def _structured_outputs(json_schema: Path | None, regex: str | None) -> Structur
 
 
 def _speculation(method: str | None, num_tokens: int | None, draft_model: str | None) -> SpeculativeConfig | None:
-    if method is None and num_tokens is None and draft_model is None:
-        return None
-    from hybrid_engine.config import SpeculativeConfig
-
-    given: dict[str, Any] = {"method": method or ("ngram" if draft_model is None else "draft_model")}
-    if num_tokens is not None:
-        given["num_speculative_tokens"] = num_tokens
-    return SpeculativeConfig(**given, model=None if draft_model is None else _resolve(draft_model))
+    return speculation(method, num_tokens, None if draft_model is None else _resolve(draft_model))
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

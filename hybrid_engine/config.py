@@ -221,3 +221,11 @@ class SpeculativeConfig:
             )
         if self.draft_cache_memory_bytes is not None and self.draft_cache_memory_bytes <= 0:
             raise ConfigError(f"draft_cache_memory_bytes is {self.draft_cache_memory_bytes}, must be above 0, or None")
+
+
+def speculation(method: str | None, num_tokens: int | None, draft_model: str | Path | None) -> SpeculativeConfig | None:
+    """Return what three options of a command line ask for; None where none of them is given."""
+    if method is None and num_tokens is None and draft_model is None:
+        return None
+    count = {} if num_tokens is None else {"num_speculative_tokens": num_tokens}
+    return SpeculativeConfig(method or ("ngram" if draft_model is None else "draft_model"), model=draft_model, **count)

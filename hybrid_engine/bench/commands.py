@@ -17,8 +17,10 @@ from rich.progress import Progress
 
 from hybrid_engine.bench import report
 from hybrid_engine.bench.report import Report
+from hybrid_engine.bench.serving import command as serving
 
 app = typer.Typer(help="Measure what anybody can measure again.", no_args_is_help=True, add_completion=False)
+app.command()(serving.serve)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Write a page for docs/results to this file.")]

@@ -29,7 +29,7 @@ class Service:
         self.metrics = ServerMetrics(settings.model_name)
         self.text = TextWorker(engine.tokenizer, chat_template=settings.chat_template)
         self.start_time = int(time.time())
-        self._max_in_flight = engine.max_num_seqs + settings.max_queue
+        self._max_in_flight = settings.max_concurrency or engine.max_num_seqs + settings.max_queue
         self._num_in_flight = 0
         self._mean_seconds = 1.0
 
