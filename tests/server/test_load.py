@@ -65,6 +65,13 @@ def test_who_finds_the_queue_full_is_told_when_to_come_again(slow):
     client.completions.create(model="tiny", prompt="abc", max_tokens=1)
 
 
+def test_no_more_answers_are_in_flight_than_the_concurrency_allows(slow):
+    server = slow(max_concurrency=1)
+    stream = server.client().completions.create(model="tiny", prompt="abc", max_tokens=400, stream=True)
+    assert server.post("/v1/completions", prompt="abc").status_code == 429
+    stream.close()
+
+
 def test_a_server_that_is_to_end_lets_answers_end_first(slow):
     server = slow()
     stream = server.client().completions.create(model="tiny", prompt="abc", max_tokens=20, stream=True)

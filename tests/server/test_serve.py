@@ -11,7 +11,9 @@ import httpx2
 import pytest
 from live_server import wait_until
 
+from hybrid_engine.async_engine import AsyncEngine
 from hybrid_engine.cli import app
+from hybrid_engine.config import SpeculativeConfig
 from hybrid_engine.errors import ConfigError
 
 
@@ -90,6 +92,21 @@ def test_options_are_read_from_a_file(serve_with):
 def test_the_command_line_counts_more_than_the_file(serve_with):
     with pytest.raises(ConfigError, match="max_queue is -4"):
         serve_with("max-queue: -3\n", "--max-queue", "-4")
+
+
+def test_what_the_engine_is_told_comes_from_options_and_file_alike(serve_with, monkeypatch):
+    class Told(Exception):
+        pass
+
+    def load(model, **settings):
+        raise Told(settings)
+
+    monkeypatch.setattr(AsyncEngine, "load", load)
+    with pytest.raises(Told) as raised:
+        serve_with("speculative: ngram\nhost-cache: 1GiB\n", "--async-depth", "1", "--disk-cache-size", "2GiB")
+    told = raised.value.args[0]
+    assert told["speculative"] == SpeculativeConfig("ngram")
+    assert (told["async_depth"], told["host_cache_bytes"], told["disk_cache_bytes"]) == (1, "1GiB", "2GiB")
 
 
 @pytest.mark.parametrize(
