@@ -172,6 +172,25 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
 
+class PrefixBody(Body):
+    """A prefix: a prompt, or the messages that a conversation will go on from."""
+
+    model: str | None = None
+    prompt: str | TokenIds | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = Field(False, description="Here not, unlike elsewhere: a message will follow.")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    timeout_seconds: float | None = Field(None, gt=0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is named."""
+        return self.prompt is None and self.messages is None
+
+
 class DetokenizeBody(Body):
     """A request to /detokenize."""
 

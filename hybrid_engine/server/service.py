@@ -13,6 +13,7 @@ from hybrid_engine.engine import Prompt
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, ClientGoneError
 from hybrid_engine.server.metrics import ServerMetrics
+from hybrid_engine.server.prefixes import PrefixUse
 from hybrid_engine.server.settings import ServerSettings
 from hybrid_engine.server.text_worker import TextWorker
 from hybrid_engine.snapshot import EngineSnapshot, take_snapshot
@@ -27,6 +28,7 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = ServerMetrics(settings.model_name)
+        self.prefixes = PrefixUse()
         self.text = TextWorker(engine.tokenizer, chat_template=settings.chat_template)
         self.start_time = int(time.time())
         self._max_in_flight = settings.max_concurrency or engine.max_num_seqs + settings.max_queue
@@ -192,6 +194,7 @@ class Answering(AsyncIterator[RequestOutput]):
         if delta.request_id not in self._noted_prompts:
             self._noted_prompts.add(delta.request_id)
             metrics.note_prompt(delta)
+            self._service.prefixes.note(delta.prompt_token_ids, delta.num_cached_tokens)
         for output in delta.outputs:
             key = (delta.request_id, output.index)
             num_tokens, last = self._answers.pop(key, (0, None))
