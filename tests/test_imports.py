@@ -156,7 +156,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
     | BOOKKEEPING
-    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer"},
+    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tiny_hybrid", "tokenizer"},
     "cli": API | {"bench", "chat", "demo", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}

@@ -97,6 +97,14 @@ def speculation(
 
 
 @app.command()
+def overhead(rounds: RoundsOption = 5, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
+    """What HTTP costs: a server of the tiny hybrid beside `LLM.generate`, in turns."""
+    from hybrid_engine.bench import overhead as bench
+
+    _show(bench.run(num_rounds=rounds), json, markdown)
+
+
+@app.command()
 def three_kinds(
     rounds: RoundsOption = 3, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
 ) -> None:
