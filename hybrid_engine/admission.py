@@ -13,7 +13,6 @@ from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.prefix_lookup import CacheHit
 from hybrid_engine.request import Request, RequestStatus, Shortage
-from hybrid_engine.step_plan import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,6 @@ class Place:
 
     num_new_tokens: int
     """Tokens that it computes now; 0: it waits for a connector first."""
-    block_copies: Sequence[BlockCopy] = ()
     num_external_tokens: int = 0
 
 
@@ -35,6 +33,7 @@ class Admission:
         self.connector = connector
         most_tokens = config.long_prefill_token_threshold or NEVER
         # Launched steps hold their chunk of a window until they have finished.
+        self._reserved: Sequence[int] | int = 0
         self._chunk_tokens = min(config.max_num_scheduled_tokens, most_tokens) * (1 + config.async_depth)
 
     def waits_for_a_junction(self, request: Request, running: Iterable[Request]) -> bool:
@@ -67,13 +66,17 @@ class Admission:
         request.junction = leader, best
         return True
 
-    def find_place(self, request: Request, most_tokens: int, *, is_alone: bool) -> Place | None:
+    def find_place(
+        self, request: Request, most_tokens: int, running: Iterable[Request], *, is_alone: bool
+    ) -> Place | None:
         """Find a request's hit and give it blocks to compute up to most_tokens now; None: there is no place.
 
-        is_alone: nobody holds anything, so that nothing is gained by waiting.
+        running: who has been admitted and may not hold all that its known tokens take. is_alone: nobody holds anything,
+        so that nothing is gained by waiting.
         """
         if not is_alone and self._is_still_short(request):
             return None
+        self._reserved = self._find_reserved(running, is_alone=is_alone)
         hit, blocks = self.coordinator.look_up(request)
         explanation = request.cache or self.coordinator.explain(request, hit)
         place = self._find_external_place(request, hit, explanation, is_alone=is_alone)
@@ -90,7 +93,15 @@ class Admission:
         if request.cache is None:
             explanation = with_shorter_hit(explanation, hit.num_computed_tokens)
         self._settle(request, hit, explanation)
-        return Place(num_new, self.coordinator.recorder.copies(request, hit))
+        self.coordinator.recorder.copy_hit(request, hit)
+        return Place(num_new)
+
+    def _find_reserved(self, running: Iterable[Request], *, is_alone: bool) -> Sequence[int] | int:
+        """Return the blocks that must stay free: a margin, and what those that were admitted before were promised."""
+        if is_alone or not self.config.full_sequence_must_fit:
+            return 0 if is_alone else self.config.reserved_blocks
+        outstanding = self.coordinator.outstanding_blocks(running, chunk_tokens=self._chunk_tokens)
+        return [count + self.config.reserved_blocks for count in outstanding]
 
     def _settle(self, request: Request, hit: CacheHit, explanation: CacheExplanation) -> None:
         request.num_computed_tokens = hit.num_computed_tokens
@@ -118,7 +129,7 @@ class Admission:
                 full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
                 chunk_tokens=self._chunk_tokens,
                 num_draft_slots=self.config.draft_slots,
-                reserved_blocks=0 if is_alone else self.config.reserved_blocks,
+                reserved_blocks=self._reserved,
                 watermark=0.0 if is_alone else self.config.watermark,
             ):
                 return num_new
@@ -150,7 +161,7 @@ class Admission:
             full_sequence_must_fit=self.config.full_sequence_must_fit and not is_alone,
             chunk_tokens=self._chunk_tokens,
             num_draft_slots=self.config.draft_slots,
-            reserved_blocks=0 if is_alone else self.config.reserved_blocks,
+            reserved_blocks=self._reserved,
             watermark=0.0 if is_alone else self.config.watermark,
         ):
             return None
@@ -165,11 +176,13 @@ class Admission:
         """Remember what was missing, so that the prompt isn't looked up again before it can matter."""
         # Without whole-sequence admission a smaller chunk may fit.
         if self.config.full_sequence_must_fit and self.coordinator.last_shortage is not None:
-            pool, num_short = self.coordinator.last_shortage
-            request.shortage = Shortage(pool, pool.num_freed + num_short, self.coordinator.checkpoints.num_recorded)
+            arena, num_short = self.coordinator.last_shortage
+            # Each block that is let go leaves at most one extent.
+            num_freed = arena.num_freed + num_short
+            request.shortage = Shortage(arena, num_freed, self.coordinator.checkpoints.num_recorded)
 
     def _is_still_short(self, request: Request) -> bool:
         short = request.shortage
-        if short is None or short.pool.num_freed >= short.num_freed:
+        if short is None or short.arena.num_freed >= short.num_freed:
             return False
         return not self.coordinator.has_states or short.num_recorded == self.coordinator.checkpoints.num_recorded

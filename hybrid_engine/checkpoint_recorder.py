@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.groups.base import GroupManager
@@ -13,10 +14,18 @@ from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
-from hybrid_engine.step_plan import BlockCopy, StateCapture
 
 MIN_FREE_PART = 4
-"""A quarter of the states stays free of checkpoints that running requests lay on their way."""
+"""A quarter of the memory stays free of checkpoints that running requests lay on their way."""
+
+
+class PlannedCapture(NamedTuple):
+    """A state that the next step writes for a checkpoint."""
+
+    request: Request
+    group_id: int
+    position: int
+    target: Block
 
 
 class CheckpointRecorder:
@@ -29,8 +38,12 @@ class CheckpointRecorder:
         lookup: PrefixLookup,
         checkpoints: CheckpointIndex,
         config: CacheConfig,
+        *,
+        copy: Callable[[int, Block, Block, int], None],
     ) -> None:
+        """copy: has the first slots of a group's block copied to another before the next step."""
         self.groups = groups
+        self._copy = copy
         self.managers = managers
         self.lookup = lookup
         self.checkpoints = checkpoints
@@ -57,7 +70,7 @@ class CheckpointRecorder:
         if self._states and position not in request.checkpoint_positions:
             insort(request.checkpoint_positions, position)
 
-    def plan_captures(self, request: Request, num_new_tokens: int) -> list[StateCapture]:
+    def take_captures(self, request: Request, num_new_tokens: int) -> list[PlannedCapture]:
         """Take a block for each state that a request's next tokens pass and that is to be kept, while there are any.
 
         All but the prompt's end leave a part of the blocks to requests that have none yet: what a running request laid
@@ -65,7 +78,7 @@ class CheckpointRecorder:
         """
         start = request.num_computed_tokens + request.num_in_flight_tokens
         end, held = start + num_new_tokens, request.held
-        captures = []
+        captures: list[PlannedCapture] = []
         for position in request.checkpoint_positions:
             is_end = position == request.num_prompt_tokens
             if start < position <= end and all(self._has_room(i, is_end) for i in self._states):
@@ -73,14 +86,14 @@ class CheckpointRecorder:
                 targets = {i: self.managers[i].pool.take(1)[0] for i in self._states}
                 held.captures.append((position, targets))
                 captures += [
-                    StateCapture(request.request_id, self.groups[i].group_id, position, target.block_id)
-                    for i, target in targets.items()
+                    PlannedCapture(request, self.groups[i].group_id, position, target) for i, target in targets.items()
                 ]
         return captures
 
     def _has_room(self, group_index: int, is_end: bool) -> bool:
         pool = self.managers[group_index].pool
-        return pool.num_free > (0 if is_end else pool.num_blocks // MIN_FREE_PART)
+        num_reserved = 0 if is_end else pool.arena.num_extents // MIN_FREE_PART
+        return pool.has_room(1, num_reserved=num_reserved)
 
     def keep_captures(self, request: Request) -> None:
         """Make the states that finished steps wrote positions to go on from, and hold them while the request runs."""
@@ -160,7 +173,7 @@ class CheckpointRecorder:
                 blocks.append((manager.pool, partial))
         for pool, block in blocks:
             pool.pin((block,))
-        checkpoint.num_pins += 1
+        self.checkpoints.pin(checkpoint)
         held.pinned.append((checkpoint, blocks))
 
     def unpin_checkpoints(self, held: HeldBlocks) -> None:
@@ -171,7 +184,7 @@ class CheckpointRecorder:
     def _unpin(self, held: HeldBlocks, checkpoint: Checkpoint) -> None:
         for entry in [entry for entry in held.pinned if entry[0] is checkpoint]:
             held.pinned.remove(entry)
-            checkpoint.num_pins -= 1
+            self.checkpoints.unpin(checkpoint)
             for pool, block in entry[1]:
                 pool.release((block,))
 
@@ -183,17 +196,16 @@ class CheckpointRecorder:
                 self.managers[i].pool.release((target,))
         held.captures = []
 
-    def copies(self, request: Request, hit: CacheHit) -> list[BlockCopy]:
-        """Return what must be copied before a request that took a hit inside a block can write."""
-        held, checkpoint, copies = request.held, hit.checkpoint, []
+    def copy_hit(self, request: Request, hit: CacheHit) -> None:
+        """Have copied what a request that took a hit inside a block is to go on writing."""
+        held, checkpoint = request.held, hit.checkpoint
         if held is None or checkpoint is None:
-            return []
+            return
         for i, (manager, source) in enumerate(zip(self.managers, checkpoint.blocks, strict=True)):
             if source is not None:
                 target = held.tables[i][checkpoint.position // manager.block_size]
                 num_slots = 1 if manager.is_state else checkpoint.position % manager.block_size
-                copies.append(BlockCopy(self.groups[i].group_id, source.block_id, target.block_id, num_slots))
-        return copies
+                self._copy(i, source, target, num_slots)
 
     def record_checkpoint(self, request: Request) -> None:
         """Make the end of what a request has computed a position to go on from, also inside a block.

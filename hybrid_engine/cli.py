@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve` and `bench`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
+from hybrid_engine.bench.prefix_command import add_replay
 from hybrid_engine.config import SpeculativeConfig, speculation
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
@@ -221,8 +222,26 @@ def plan(
     console.print(report.capacity_line(found), highlight=False)
 
 
-# Its options are many, and stand with the server.
+@app.command()
+def models(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/MODELS.md.")] = False,
+) -> None:
+    """Show the families of models that are run here, and what they keep of a token."""
+    from hybrid_engine import families, report
+
+    if markdown:
+        print(families.markdown(), end="")
+        return
+    columns = families.COLUMNS
+    table = report.new_table("Families", *columns, left=columns[:4])
+    for row in families.rows():
+        table.add_row(*row)
+    Console().print(table)
+
+
+# Their options are many, and stand elsewhere.
 add_serve(app, lambda model: _resolve(model))
+add_replay(app)
 
 
 def _print_version(is_wanted: bool) -> None:

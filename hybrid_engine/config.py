@@ -13,6 +13,7 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.groups.spec import ATTENTION_KINDS
 
 POLICIES = ("fcfs", "priority")
+EVICTION_POLICIES = ("lru",)
 MAX_ASYNC_DEPTH = 2
 SCHEDULER_COUNTS = (
     "max_num_scheduled_tokens",
@@ -73,6 +74,8 @@ class CacheConfig:
     """Tokens between the recurrent states that a long prefill leaves behind; 0: none but those with another reason."""
     max_evicted_keys: int = 65_536
     """Keys of evicted blocks remembered in each group, to tell 'evicted' from 'never seen'."""
+    eviction_policy: str = "lru"
+    """Which recorded checkpoint goes when memory is short, where layers are recurrent. See docs/EVICTION.md."""
     host_bytes: int = 0
     """Host memory for what the caches give up; 0: none. See docs/CONNECTORS.md."""
     disk_folder: str | None = None
@@ -89,6 +92,10 @@ class CacheConfig:
         if self.block_size < 1:
             raise ConfigError(f"block_size is {self.block_size}, must be at least 1 token")
         self._check_block_sizes()
+        if self.eviction_policy not in EVICTION_POLICIES:
+            raise ConfigError(
+                f"eviction_policy is {self.eviction_policy!r}, must be one of {', '.join(EVICTION_POLICIES)}"
+            )
         if self.memory_bytes is not None and self.memory_bytes <= 0:
             raise ConfigError(f"memory_bytes is {self.memory_bytes}, must be above 0, or None")
         if self.host_bytes < 0:

@@ -11,19 +11,24 @@ A prefix can be resumed at token p if and only if every group can resume at p. B
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hybrid_engine.checkpoint_recorder import CheckpointRecorder
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.errors import CapacityError, PromptTooLongError
+from hybrid_engine.eviction.policies import make_policy
 from hybrid_engine.explanation import CacheExplanation, explain_disabled
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import CheckpointIndex
+from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
+from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.managers import make_manager
-from hybrid_engine.groups.pool import BlockPool
+from hybrid_engine.groups.memory import CacheMemory
 from hybrid_engine.groups.spec import ENDLESS, Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
@@ -35,11 +40,17 @@ class Coordinator:
     """Finds hits and hands out blocks over all groups; either every group gives or none does."""
 
     def __init__(
-        self, groups: Sequence[Group], num_blocks: Sequence[int], *, config: CacheConfig | None = None
+        self,
+        groups: Sequence[Group],
+        memory: MemoryLayout | Sequence[int],
+        *,
+        config: CacheConfig | None = None,
+        policy: EvictionPolicy | None = None,
     ) -> None:
-        """num_blocks: usable blocks of each group, the null block not counted.
+        """memory: where blocks can lie; or how many usable ones each group has, the null block not counted.
 
-        Raises CapacityError when a group can't hold what a single token needs.
+        policy: which checkpoint goes when memory is short, where layers are recurrent; None: the one that config names.
+        Raises CapacityError when the memory can't hold what a single token needs.
         """
         self.config = config or CacheConfig()
         self.groups = tuple(groups)
@@ -48,22 +59,24 @@ class Coordinator:
         self.match_unit_tokens = math.gcd(*sizes)
         self.alignment_tokens = math.lcm(*sizes)
         self.hasher = BlockHasher(self.match_unit_tokens, key=self.config.hash_key)
+        layout = memory if isinstance(memory, MemoryLayout) else split_memory(self.groups, memory)
+        self.memory = CacheMemory(layout, max_evicted_keys=self.config.max_evicted_keys)
         self.managers: tuple[GroupManager, ...] = tuple(
-            make_manager(
-                group.spec,
-                BlockPool(count, max_evicted_keys=self.config.max_evicted_keys),
-                match_unit_tokens=self.match_unit_tokens,
-            )
-            for group, count in zip(self.groups, num_blocks, strict=True)
+            make_manager(group.spec, pool, match_unit_tokens=self.match_unit_tokens)
+            for group, pool in zip(self.groups, self.memory.pools, strict=True)
         )
         self._forgetters = tuple(i for i, manager in enumerate(self.managers) if not manager.keeps_everything)
-        self.last_shortage: tuple[BlockPool, int] | None = None
-        """Where the last allocation that was refused lacked blocks, and how many."""
+        self.last_shortage: tuple[Arena, int] | None = None
+        """Where the last allocation that was refused lacked room, and how many extents of it."""
         self._check_capacity()
+        self.capacity_tokens = self._find_capacity()
+        """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
-            is_unit=bool(self._states) and self.config.enable_prefix_caching,
+            policy=policy or make_policy(self.config.eviction_policy)
+            if self._states and self.config.enable_prefix_caching
+            else None,
         )
         self.lookup = PrefixLookup(
             self.managers,
@@ -71,36 +84,33 @@ class Coordinator:
             match_unit_tokens=self.match_unit_tokens,
             alignment_tokens=self.alignment_tokens,
         )
-        self.recorder = CheckpointRecorder(self.groups, self.managers, self.lookup, self.checkpoints, self.config)
+        self.recorder = CheckpointRecorder(
+            self.groups, self.managers, self.lookup, self.checkpoints, self.config, copy=self.memory.copy
+        )
 
     # Capacity
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Most tokens of one request whose cache entries fit when nothing else runs; NEVER when there is no limit."""
-        return min(self._group_capacity_tokens(manager) for manager in self.managers)
 
     def check_prompt(self, num_prompt_tokens: int) -> None:
         """Raise PromptTooLongError when a prompt can't fit even alone."""
         capacity = self.capacity_tokens
         if num_prompt_tokens > capacity:
-            group = self.limiting_group()
             raise PromptTooLongError(
-                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory holds {capacity:,} of one request "
-                f"(group {group.group_id}, {group.spec.kind}, blocks of {group.block_size} tokens): shorten the "
-                f"prompt or give the cache more memory"
+                f"the prompt has {num_prompt_tokens:,} tokens, the cache memory ({self.memory.describe()}) "
+                f"holds {capacity:,} of one request: shorten the prompt or give the cache more memory"
             )
 
-    def limiting_group(self) -> Group:
-        """Return the group whose blocks end first as a single request grows."""
-        capacities = [self._group_capacity_tokens(manager) for manager in self.managers]
-        return self.groups[capacities.index(min(capacities))]
-
-    def _group_capacity_tokens(self, manager: GroupManager) -> int:
-        num_blocks = manager.pool.num_blocks
-        if not manager.keeps_everything and manager.num_peak_blocks(NEVER, chunk_tokens=1) <= num_blocks:
+    def _find_capacity(self) -> int:
+        """Find the longest request that fits alone, computed token by token: windows then hold least."""
+        if self._fits(NEVER):
             return NEVER
-        return num_blocks * manager.block_size
+        low, high = 0, 1
+        while self._fits(high):
+            low, high = high, 2 * high
+        return bisect_left(range(high), True, lo=low, key=lambda num_tokens: not self._fits(num_tokens + 1))
+
+    def _fits(self, num_tokens: int) -> bool:
+        peaks = [manager.num_peak_blocks(num_tokens, chunk_tokens=1) for manager in self.managers]
+        return self.memory.find_shortage(peaks) is None
 
     def _check_capacity(self) -> None:
         for group, manager in zip(self.groups, self.managers, strict=True):
@@ -144,7 +154,7 @@ class Coordinator:
         full_sequence_must_fit: bool = False,
         chunk_tokens: int | None = None,
         num_draft_slots: int = 0,
-        reserved_blocks: int = 0,
+        reserved_blocks: int | Sequence[int] = 0,
         watermark: float = 0.0,
     ) -> bool:
         """Give a request the blocks for its next tokens in every group, or change nothing and return False.
@@ -159,7 +169,7 @@ class Coordinator:
         delay_cache_blocks: don't make the external tokens findable now; `cache_blocks` does when they have arrived.
         full_sequence_must_fit: admit only if all known tokens and one more block fit in each group, when computed
             chunk_tokens at a time (None: at once), and a state for each of num_draft_slots.
-        reserved_blocks, watermark: blocks, and share of a group's blocks, to leave free in each group.
+        reserved_blocks, watermark: blocks, of each group or by group, and a share of the memory, to leave free.
         Raises ValueError when there is nothing to allocate.
         """
         if num_new_tokens + num_new_computed_tokens + num_external_computed_tokens <= 0:
@@ -175,22 +185,55 @@ class Coordinator:
             manager.num_wanted_blocks(table, hit, num_computed, num_slots, num_lookahead_tokens)
             for manager, table, hit in zip(self.managers, held.tables, hits, strict=True)
         ]
-        for manager, hit, partial, num_wanted in zip(self.managers, hits, partials, wanted, strict=True):
-            needed = num_wanted
-            if full_sequence_must_fit:
-                peak = _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens)
-                needed = max(needed, peak + (num_draft_slots if manager.is_state else 0))
-            # A request never needs a second working state to grow.
-            margin = reserved_blocks + (0 if manager.is_state else math.ceil(watermark * manager.pool.num_blocks))
-            num_short = manager.num_short(needed + margin, hit, partial)
-            if num_short:
-                self.last_shortage = manager.pool, num_short
-                return False
+        needed = wanted
+        if full_sequence_must_fit:
+            peaks = [
+                _num_admission_blocks(manager, request, hit, num_slots, chunk_tokens)
+                + (num_draft_slots if manager.is_state else 0)
+                for manager, hit in zip(self.managers, hits, strict=True)
+            ]
+            needed = list(map(max, wanted, peaks))
+        if reserved_blocks or watermark:
+            reserved = [reserved_blocks] * num_groups if isinstance(reserved_blocks, int) else reserved_blocks
+            needed = [count + reserved[i] + self.memory.margin_blocks(i, watermark) for i, count in enumerate(needed)]
+        if self._is_short(needed, hits, partials):
+            return False
         request.held = held
         self._take(held, hits, partials, wanted, num_computed)
         if num_external_computed_tokens and not delay_cache_blocks:
             self.cache_blocks(request, num_computed)
         return True
+
+    def outstanding_blocks(self, requests: Iterable[Request], *, chunk_tokens: int) -> list[int]:
+        """Return how many blocks of each group requests will yet take until all their known tokens are computed."""
+        outstanding = [0] * len(self.managers)
+        for request in requests:
+            held, num_tokens = request.held, request.num_tokens
+            if held is None or num_tokens - request.num_computed_tokens - request.num_in_flight_tokens <= 1:
+                continue
+            for i, manager in enumerate(self.managers):
+                if not manager.is_state:
+                    num_peak = manager.num_peak_blocks(num_tokens, chunk_tokens=chunk_tokens)
+                    outstanding[i] += max(0, num_peak - len(held.tables[i]) + held.first_needed[i])
+        return outstanding
+
+    def _is_short(
+        self,
+        needed: Sequence[int],
+        hits: Sequence[Sequence[Block]],
+        partials: Sequence[Block | None],
+    ) -> bool:
+        """Return whether there is no room for so many blocks of each group beside a hit, and note where."""
+        # Those of a hit that nobody holds are counted only where it can matter.
+        if self.memory.has_at_hand([count + len(hit) + 1 for count, hit in zip(needed, hits, strict=True)]):
+            return False
+        self.last_shortage = self.memory.find_shortage(
+            [
+                count + manager.num_cached_blocks(hit, partial)
+                for manager, count, hit, partial in zip(self.managers, needed, hits, partials, strict=True)
+            ]
+        )
+        return self.last_shortage is not None
 
     def _take(
         self,
@@ -287,7 +330,7 @@ class Coordinator:
             for block_index in range(manager.first_needed_block(position), end):
                 block = manager.pool.cached.get(manager.key(request.block_hashes, block_index))
                 if block is not None and block.queue is not None:
-                    manager.pool.free.keep_longer(block)
+                    manager.pool.keep_longer(block)
 
     # Facts for reports and tests
 
@@ -298,16 +341,16 @@ class Coordinator:
 
     def is_idle(self) -> bool:
         """Return whether nobody holds any block."""
-        return all(manager.pool.num_free == manager.pool.num_blocks for manager in self.managers)
+        return not any(manager.pool.num_held for manager in self.managers)
 
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return how many blocks of each group are held, cached and empty."""
         return tuple(
             GroupUsage(
                 group=group,
-                num_blocks=manager.pool.num_blocks,
-                num_held=manager.pool.num_blocks - manager.pool.num_free,
-                num_cached=manager.pool.free.num_cached,
+                num_blocks=manager.pool.num_owned,
+                num_held=manager.pool.num_held,
+                num_cached=len(manager.pool.free),
             )
             for group, manager in zip(self.groups, self.managers, strict=True)
         )
@@ -319,6 +362,7 @@ class GroupUsage:
 
     group: Group
     num_blocks: int
+    """In the memory that the group has now."""
     num_held: int
     """By running requests."""
     num_cached: int

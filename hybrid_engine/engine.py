@@ -192,8 +192,8 @@ class Engine:
         while not self._pipeline.is_full:
             plan = self.scheduler.schedule()
             if not plan.request_ids:
-                if plan.transfers is not None:
-                    self._pipeline.transfer(plan.transfers)
+                if plan.transfers is not None or plan.block_copies:
+                    self._pipeline.carry_out(plan)
                 return
             self._pipeline.launch(plan)
 

@@ -44,6 +44,9 @@ class ExternalLoads:
         held = request.held
         assert held is not None
         block_ids = tuple([tuple([block.block_id for block in table]) for table in held.tables])
+        for manager, table in zip(self._coordinator.managers, held.tables, strict=True):
+            # A load knows them by their ids.
+            manager.pool.fix(table)
         load = KVLoad(self._num_loads, request, num_local_tokens, num_external_tokens, block_ids)
         self._num_loads += 1
         self._running[load.load_id] = load
@@ -78,6 +81,9 @@ class ExternalLoads:
         for result in self.connector.take_finished():
             load = self._running.pop(result.load_id)
             request = load.request
+            assert request.held is not None
+            for manager, table in zip(self._coordinator.managers, request.held.tables, strict=True):
+                manager.pool.unfix(table)
             if result.is_loaded:
                 self._register(load)
             else:

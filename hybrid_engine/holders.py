@@ -75,7 +75,6 @@ class Holders:
         assert request.held is not None
         tables = zip(self._coordinator.managers, request.held.tables, strict=True)
         return any(
-            manager.pool.num_blocks - manager.pool.num_free
-            > sum(block is not manager.pool.null_block for block in table)
+            manager.pool.num_held > sum(block is not manager.pool.null_block for block in table)
             for manager, table in tables
         )

@@ -62,13 +62,14 @@ def _check_table(manager: GroupManager, request: Request, group_index: int) -> N
 
 def _check_pool(manager: GroupManager, held: Counter[int]) -> None:
     pool = manager.pool
-    empty = pool.free.empty_blocks()
-    cached = list(pool.free.cached_blocks())
+    empty = list(pool.empty)
+    cached = list(pool.free)
     free_ids = [block.block_id for block in (*empty, *cached)]
     assert len(free_ids) == len(set(free_ids)), "a block is free twice"
     assert pool.null_block.block_id not in free_ids, "the null block can be given out"
-    assert pool.num_free + len(held) == pool.num_blocks, f"{pool.num_free} free + {len(held)} held != all"
-    for block in pool.blocks:
+    assert len(free_ids) + len(held) == pool.num_owned, f"{len(free_ids)} free + {len(held)} held != all"
+    assert pool.num_held == len(held), f"{pool.num_held} held, should be {len(held)}"
+    for block in pool.blocks():
         assert block.ref_count == held[block.block_id], f"{block} is held {held[block.block_id]} times"
     for block in empty:
         assert not block.is_known, f"{block} is empty but can be found"
@@ -82,7 +83,7 @@ def _check_pool(manager: GroupManager, held: Counter[int]) -> None:
 
 def _check_keys(manager: GroupManager) -> None:
     pool = manager.pool
-    keyed = Counter(block.block_hash for block in pool.blocks if block.block_hash is not None)
+    keyed = Counter(block.block_hash for block in pool.blocks() if block.block_hash is not None)
     for block_hash, count in keyed.items():
         copies = [pool.cached[block_hash], *pool.duplicates.get(block_hash, ())]
         assert len(copies) == count, f"{count} blocks have key {block_hash.hex()}, {len(copies)} are found"
@@ -95,7 +96,7 @@ def _check_needs(manager: GroupManager) -> None:
     pool = manager.pool
     if pool.needed is None:
         return
-    for block in pool.free.cached_blocks():
+    for block in pool.free:
         is_of_use = block.block_hash in pool.needed or block.checkpoints
         assert is_of_use, f"{block} is cached, but no checkpoint needs it"
     for block_hash in pool.needed:

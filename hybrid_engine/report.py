@@ -25,7 +25,7 @@ def summary(plan: EnginePlan) -> str:
     """Say in one line what the model is."""
     info = plan.info
     return (
-        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {len(info.layers)} layers, "
+        f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {info.num_layers} layers, "
         f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
         f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
     )
@@ -35,26 +35,35 @@ def new_table(title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return an empty table that fits a terminal of 80 columns. left: columns that hold words rather than numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in left else "right")
+        # Words may go on in another line; numbers and a layer's kind, one word, would be cut.
+        can_wrap = column in left and column != "kind"
+        table.add_column(column, justify="left" if column in left else "right", no_wrap=not can_wrap)
     return table
 
 
 def layer_table(info: ModelInfo) -> Table:
-    """Show what each layer is."""
+    """Show what mixes the tokens of each layer; where two things do, in two rows."""
     has_experts = any(layer.num_experts for layer in info.layers)
     columns = ["layer", "kind", "sees", "heads", "kv heads", "head size", "rope base", "rope scaling"]
     columns += ["experts"] if has_experts else []
     table = new_table("Layers", *columns, left=("kind", "sees", "rope scaling"))
     for layer in info.layers:
-        cells = _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
+        cells = _row_cells(layer)
         experts = (_count(layer.num_experts),) if has_experts else ()
         table.add_row(str(layer.index), layer.kind.removesuffix("_attention"), *cells, *experts)
     return table
 
 
+def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
+    if not layer.has_cache:
+        return ("its token",) + 5 * ("-",)
+    return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
+
+
 def _attention_cells(layer: LayerInfo) -> tuple[str, ...]:
     base = f"{layer.rope_theta:,.0f}" if layer.rope.rotary_size else "-"
-    counts = (str(layer.num_heads), str(layer.num_kv_heads), str(layer.head_size))
+    sizes = str(layer.head_size) if layer.v_head_size is None else f"{layer.head_size}/{layer.v_head_size}"
+    counts = (str(layer.num_heads), str(layer.num_kv_heads), sizes)
     return (_layer_reach(layer), *counts, base, layer.rope_scaling)
 
 
@@ -72,19 +81,19 @@ def _count(number: int) -> str:
 def group_table(plan: EnginePlan) -> Table:
     """Show the groups: which layers share one kind of memory, the bytes of a block, and how many blocks there are."""
     memory = plan.memory
-    columns = ("group", "keeps", "layers", "tokens a block", "bytes a block", "blocks", "tokens", "bytes")
-    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, by group of layers that keep the same"
+    columns = ("group", "keeps", "layers", "tokens\na block", "bytes\na block", "blocks\nat most", "tokens\nat most")
+    title = f"Cache memory: {format_bytes(memory.memory_bytes)}, shared by groups of layers that keep the same"
     table = new_table(title, *columns, left=("keeps", "layers"))
-    for group, num_blocks in zip(memory.groups, memory.num_blocks, strict=True):
+    for group, num_blocks in zip(memory.groups, memory.most_blocks(), strict=True):
+        layers = tuple(plan.info.cached_layers[place].index for place in group.layer_indices)
         table.add_row(
             str(group.group_id),
             _spec_reach(group.spec),
-            f"{len(group.layer_indices)}: {_ranges(group.layer_indices)}",
+            f"{len(layers)}: {_ranges(layers)}",
             "one state" if group.block_size == ENDLESS else str(group.block_size),
             f"{group.block_bytes:,}",
             f"{num_blocks:,}",
             "any" if group.block_size == ENDLESS else f"{num_blocks * group.block_size:,}",
-            format_bytes(num_blocks * group.block_bytes),
         )
     return table
 
@@ -105,6 +114,8 @@ def capacity_line(plan: EnginePlan) -> str:
 
 
 def _layer_reach(layer: LayerInfo) -> str:
+    if layer.reads_layer is not None:
+        return f"what {layer.reads_layer} keeps"
     if layer.window is not None:
         return f"last {layer.window:,}"
     return "all" if layer.chunk is None else f"chunk of {layer.chunk:,}"

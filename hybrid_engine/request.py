@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hybrid_engine.explanation import CacheExplanation
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.checkpoints import Checkpoint
@@ -32,10 +33,10 @@ class RequestStatus(enum.Enum):
 class Shortage(NamedTuple):
     """Why a request found no place; while nothing of this changes, it need not be tried again."""
 
-    pool: BlockPool
-    """Of the group that had too few free blocks."""
+    arena: Arena
+    """The memory that had too little room."""
     num_freed: int
-    """Blocks that this pool must have freed in all before there can be place."""
+    """Blocks that must have been let go there in all before there can be place."""
     num_recorded: int
     """Checkpoints recorded until then. A new one may make the hit longer where states are needed, so that blocks which
     others hold can be shared. Without states whoever computes more of the prompt takes as many blocks as it offers."""
@@ -144,7 +145,7 @@ class Request:
         self.seed = seed
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.num_prompt_tokens = len(prompt_token_ids)
-        self.token_ids = list(prompt_token_ids)
+        self.token_ids = self._own_tokens(prompt_token_ids)
         max_tokens = max_model_len if sampling.max_tokens is None else sampling.max_tokens
         # A prompt as long as the model reaches yields one token all the same: it is sampled, never computed.
         self.max_total_tokens = max(self.num_prompt_tokens + 1, min(self.num_prompt_tokens + max_tokens, max_model_len))
@@ -231,6 +232,10 @@ class Request:
         """Return the hash of the prefix of num_units match units; the root for none."""
         return self.block_hashes[num_units - 1] if num_units else self.root_hash
 
+    def all_token_ids(self) -> tuple[int, ...]:
+        """Return all tokens known, for a runner that has not seen the request."""
+        return tuple(self.token_ids)
+
     def append_token(self, token_id: int) -> None:
         """Add a token to the answer and, where it ends a match unit, a block hash."""
         self.token_ids.append(token_id)
@@ -243,6 +248,10 @@ class Request:
         self.status = RequestStatus.FINISHED
         self.finish_reason = reason
         self.stop_reason = stop_reason
+
+    def _own_tokens(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """Return what the answer's tokens will be appended to."""
+        return list(prompt_token_ids)
 
     def _hash_position(self) -> int:
         return (len(self.block_hashes) + 1) * self._hasher.match_unit_tokens

@@ -22,8 +22,8 @@ from hybrid_engine.external_loads import ExternalLoads
 from hybrid_engine.holders import Holders
 from hybrid_engine.progress import RequestUpdate, SchedulerStats, append_tokens, keep_computed, stop_token
 from hybrid_engine.request import Request, RequestStatus
-from hybrid_engine.step_builder import StepBuilder, block_ids, start
-from hybrid_engine.step_plan import NewBlocks, RequestId, StepPlan, StepResult
+from hybrid_engine.step_builder import StepBuilder
+from hybrid_engine.step_plan import RequestId, StepPlan, StepResult
 from hybrid_engine.waiting_queue import WaitingQueue
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan the next step. Its request_ids are empty when nothing can run now: it is then not to be launched, but
-        its transfers are to be made, in the order of plans."""
+        what it copies and transfers is to be made, in the order of plans."""
         assert len(self._launched) <= self.config.async_depth, f"{len(self._launched)} steps are launched already"
         self._take_loads()
         builder = StepBuilder(self.config)
@@ -153,10 +153,12 @@ class Scheduler:
 
     def _launch(self, builder: StepBuilder) -> StepPlan:
         if not builder.requests:
-            return builder.build(self.stats.num_steps, ())
+            copies, moves = self.coordinator.memory.take_copies()
+            return builder.build(self.stats.num_steps, (), copies=copies, moves=moves)
         # Last, since who was looked at for this step may have asked for a state on the way.
         builder.mark_launched(self.coordinator.recorder)
-        plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids())
+        copies, moves = self.coordinator.memory.take_copies()
+        plan = builder.build(self.stats.num_steps, self._holders.take_ended_ids(), copies=copies, moves=moves)
         self._launched[plan.step_id] = builder.requests
         self.stats.num_steps += 1
         if plan.block_copies:
@@ -211,11 +213,11 @@ class Scheduler:
             return False
         if request in self._holders.unstarted:
             self._holders.unstarted.remove(request)
-            builder.started.append(start(request))
+            builder.started.append(request)
             return True
-        new_ids = tuple([block_ids(table[n:]) for table, n in zip(held.tables, num_before, strict=True)])
-        if any(new_ids):
-            builder.new_blocks.append(NewBlocks(request.request_id, new_ids))
+        new_blocks = [table[n:] for table, n in zip(held.tables, num_before, strict=True)]
+        if any(new_blocks):
+            builder.new_blocks.append((request, new_blocks))
         return True
 
     def _grow(self, builder: StepBuilder, request: Request, num_new_tokens: int) -> tuple[int, bool]:
@@ -334,7 +336,7 @@ class Scheduler:
         One that runs is the caller's to enter into RUNNING.
         """
         is_alone = not self.running and not builder.requests and not self.loads and self.coordinator.is_idle()
-        place = self._admission.find_place(request, builder.most_new_tokens, is_alone=is_alone)
+        place = self._admission.find_place(request, builder.most_new_tokens, self.running, is_alone=is_alone)
         if place is None:
             assert not is_alone, f"{request} was accepted but doesn't fit alone"
             return False
@@ -346,8 +348,7 @@ class Scheduler:
             return True
         self._count_recomputed(request)
         request.status = RequestStatus.RUNNING
-        builder.block_copies.extend(place.block_copies)
-        builder.started.append(start(request))
+        builder.started.append(request)
         num_launched, num_new = request.num_computed_tokens, place.num_new_tokens
         builder.add(request, num_launched, num_new, is_sampled=num_launched + num_new == request.num_tokens)
         return True

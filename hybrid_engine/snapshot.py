@@ -76,10 +76,10 @@ def _usage(engine: Engine, index: int) -> GroupUsage:
         num_layers=len(group.layer_indices),
         block_size=None if group.block_size == ENDLESS else group.block_size,
         block_bytes=group.block_bytes,
-        num_blocks=pool.num_blocks,
-        num_held=pool.num_blocks - pool.num_free,
-        num_cached=pool.free.num_cached,
-        num_empty=pool.free.num_empty,
+        num_blocks=pool.num_owned,
+        num_held=pool.num_held,
+        num_cached=len(pool.free),
+        num_empty=len(pool.empty),
     )
 
 

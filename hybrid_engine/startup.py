@@ -219,17 +219,12 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
         group_layers(with_block_sizes(specs, config.cache.block_sizes)),
         config.cache.memory_bytes
         or default_memory_bytes(config.device, weight_bytes=info.num_parameters * dtype.itemsize),
-        max_model_len=wanted_len,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_num_scheduled_tokens=config.scheduler.max_num_scheduled_tokens,
-        num_draft_slots=config.scheduler.draft_slots,
     )
-    capacity = Coordinator(memory.groups, memory.num_blocks, config=config.cache).capacity_tokens
+    capacity = memory.capacity_tokens
     if config.max_model_len is not None and capacity < config.max_model_len:
         raise CapacityError(
             f"max_model_len is {config.max_model_len:,}, the cache memory ({memory.memory_bytes:,} bytes) holds "
-            f"{capacity:,} tokens of one request: lower max_model_len or max_num_batched_tokens, or give more "
-            f"cache_memory_bytes"
+            f"{capacity:,} tokens of one request: lower max_model_len, or give more cache_memory_bytes"
         )
     if capacity < wanted_len:
         logger.warning(
@@ -251,12 +246,12 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     eos_token_ids = plan.info.eos_token_ids
     grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)
-    coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=cache)
+    coordinator = Coordinator(plan.memory.groups, plan.memory.layout, config=cache)
     connector = open_connector(cache, coordinator, model=model, model_config=checkpoint.config)
     runner = ModelRunner(
         model,
         plan.memory.groups,
-        plan.memory.num_blocks,
+        plan.memory.layout,
         device=config.device,
         grammars=grammars,
         store=connector.store if connector else None,
@@ -302,10 +297,10 @@ def _make_drafter(
     except CapacityError as error:
         raise CapacityError(f"draft model {speculative.model}: {error} (draft_cache_memory_bytes)") from error
     model = load_model(checkpoint, dtype=draft_plan.dtype, device=config.device)
-    coordinator = Coordinator(draft_plan.memory.groups, draft_plan.memory.num_blocks, config=draft_config.cache)
+    coordinator = Coordinator(draft_plan.memory.groups, draft_plan.memory.layout, config=draft_config.cache)
     drafter = DraftModelDrafter(
         Scheduler(draft_config.scheduler, coordinator),
-        ModelRunner(model, draft_plan.memory.groups, draft_plan.memory.num_blocks, device=config.device),
+        ModelRunner(model, draft_plan.memory.groups, draft_plan.memory.layout, device=config.device),
         max_model_len=draft_plan.max_model_len,
     )
     # A draft reads all weights of the draft model, a step without drafts all weights of the other.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hybrid_engine.checkpoint_recorder import CheckpointRecorder
+from hybrid_engine.checkpoint_recorder import CheckpointRecorder, PlannedCapture
 from hybrid_engine.config import SchedulerConfig
 from hybrid_engine.groups.base import NEVER
 from hybrid_engine.groups.block import Block
@@ -12,6 +12,7 @@ from hybrid_engine.request import Request
 from hybrid_engine.step_plan import (
     BlockCopy,
     BlockId,
+    BlockMove,
     NewBlocks,
     RequestId,
     StartedRequest,
@@ -35,10 +36,10 @@ class StepBuilder:
         self.num_scheduled: list[int] = []
         self.is_sampled: list[bool] = []
         self.drafts: dict[RequestId, tuple[int, ...]] = {}
-        self.started: list[StartedRequest] = []
-        self.new_blocks: list[NewBlocks] = []
-        self.block_copies: list[BlockCopy] = []
-        self.state_captures: list[StateCapture] = []
+        # As blocks, since they may be moved before the step is planned to its end.
+        self.started: list[Request] = []
+        self.new_blocks: list[tuple[Request, list[list[Block]]]] = []
+        self._captures: list[PlannedCapture] = []
 
     @property
     def most_new_tokens(self) -> int:
@@ -74,13 +75,23 @@ class StepBuilder:
         for request, (position, num_new, is_sampled) in zip(self.requests, sizes, strict=True):
             kept = request.checkpoint_positions
             if kept and kept[-1] > position:
-                self.state_captures += recorder.plan_captures(request, num_new)
+                self._captures += recorder.take_captures(request, num_new)
             request.num_in_flight_tokens += num_new
             if is_sampled:
                 request.num_placeholders += 1
 
-    def build(self, step_id: int, ended_ids: Iterable[RequestId]) -> StepPlan:
-        """Return the plan."""
+    def build(
+        self,
+        step_id: int,
+        ended_ids: Iterable[RequestId],
+        *,
+        copies: tuple[BlockCopy, ...],
+        moves: tuple[BlockMove, ...],
+    ) -> StepPlan:
+        """Return the plan; nothing can be moved any more that it names.
+
+        copies, moves: what must be copied before the step writes anything, and which of that are moves.
+        """
         request_ids = tuple([request.request_id for request in self.requests])
         return StepPlan(
             step_id=step_id,
@@ -91,29 +102,37 @@ class StepBuilder:
             draft_token_ids=tuple([self.drafts.get(request_id, ()) for request_id in request_ids])
             if self.drafts
             else (),
-            started=tuple(self.started),
-            new_blocks=tuple(self.new_blocks),
-            block_copies=tuple(self.block_copies),
-            state_captures=tuple(self.state_captures),
+            started=tuple(map(_start, self.started)),
+            new_blocks=tuple(
+                [NewBlocks(request.request_id, tuple(map(_block_ids, tables))) for request, tables in self.new_blocks]
+            ),
+            block_copies=copies,
+            block_moves=moves,
+            state_captures=tuple(
+                [
+                    StateCapture(request.request_id, group_id, position, target.block_id)
+                    for request, group_id, position, target in self._captures
+                ]
+            ),
             ended_ids=tuple(ended_ids),
         )
 
 
-def start(request: Request) -> StartedRequest:
+def _start(request: Request) -> StartedRequest:
     """Return what a runner must be told of a request that it does not know."""
     held = request.held
     assert held is not None
     return StartedRequest(
         request_id=request.request_id,
-        token_ids=tuple(request.token_ids),
+        token_ids=request.all_token_ids(),
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=request.num_computed_tokens,
-        block_ids=tuple([block_ids(table) for table in held.tables]),
+        block_ids=tuple([_block_ids(table) for table in held.tables]),
         sampling=request.sampling,
         seed=request.seed,
     )
 
 
-def block_ids(table: Sequence[Block]) -> tuple[BlockId, ...]:
+def _block_ids(table: Sequence[Block]) -> tuple[BlockId, ...]:
     """Return the ids of a table's blocks."""
     return tuple([block.block_id for block in table])

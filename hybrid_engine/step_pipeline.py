@@ -51,7 +51,10 @@ class StepPipeline:
 
     def transfer(self, transfers: TransferPlan) -> None:
         """Have bytes moved after the steps launched before, and wait for that."""
-        plan = StepPlan(0, (), (), (), (), transfers=transfers)
+        self.carry_out(StepPlan(0, (), (), (), (), transfers=transfers))
+
+    def carry_out(self, plan: StepPlan) -> None:
+        """Have a plan executed that computes nothing, after the steps launched before, and wait for that."""
         if self.depth == 0:
             self.runner.execute(plan)
         else:

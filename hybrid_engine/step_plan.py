@@ -14,9 +14,12 @@ from hybrid_engine.transfer_plan import Load, Transfer
 
 RequestId = NewType("RequestId", str)
 BlockId = NewType("BlockId", int)
-"""Index of a block in its group's pool. Block 0 of every group is the null block: never written, never read."""
+"""Where a block lies, in the unit of its group's region (`groups/layout.py`). Id 0 is the null block of every group:
+never written, never read."""
 
 NULL_BLOCK_ID = BlockId(0)
+WHOLE_BLOCK = -1
+"""As a number of slots: all that a block has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,16 @@ class BlockCopy:
     source_id: BlockId
     target_id: BlockId
     num_slots: int
+    """WHOLE_BLOCK: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMove:
+    """A block that lies elsewhere from this step on; a copy among the plan's block copies takes its bytes there."""
+
+    group_id: int
+    source_id: BlockId
+    target_id: BlockId
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +82,7 @@ class StateCapture:
 
 @dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """What a step moves before it computes, in this order; the plan's own block copies come after the saves."""
+    """What a step transfers before it computes, in this order; the plan's own block copies come after the saves."""
 
     saves: tuple[Transfer, ...] = ()
     """Blocks that may be given out again are copied out."""
@@ -102,6 +115,9 @@ class StepPlan:
     started: tuple[StartedRequest, ...] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
     block_copies: tuple[BlockCopy, ...] = ()
+    """In this order; a source may be an earlier one's target."""
+    block_moves: tuple[BlockMove, ...] = ()
+    """In this order. The tables that the runner mirrors are to say so; all that is new in this plan already does."""
     state_captures: tuple[StateCapture, ...] = ()
     transfers: TransferPlan | None = None
     """Bytes that leave the cache or come back; a plan that computes nothing may have some."""

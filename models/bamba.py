@@ -12,10 +12,17 @@ from torch import Tensor, nn
 
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import MAMBA2, LayerInfo, MambaInfo, Model
-from hybrid_engine.models.config import DecoderConfig, Names, hybrid_kinds, positive, resolve, with_defaults
+from hybrid_engine.models.config import (
+    DecoderConfig,
+    Names,
+    experts_per_token,
+    hybrid_kinds,
+    positive,
+    resolve,
+    with_defaults,
+)
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer, MlpLayer
-from hybrid_engine.models.jamba import experts_per_token
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.moe import Experts, MoeMlp, top_then_softmax

@@ -12,11 +12,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models.base import FULL, MAMBA, MAMBA2, RECURRENT, SLIDING, LayerInfo, MambaInfo, ShortConvInfo
-from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, ROPE_FIELDS, check_field, check_fields
-from hybrid_engine.models.layers.rope import NO_ROPE, PROPORTIONAL, SCALINGS, Rope, yarn_magnitude
+from hybrid_engine.models.base import (
+    CHUNKED,
+    DELTA_NET,
+    FULL,
+    LIGHTNING,
+    MAMBA,
+    MAMBA2,
+    MLP,
+    RECURRENT,
+    SLIDING,
+    DeltaNetInfo,
+    LayerInfo,
+    LightningInfo,
+    MambaInfo,
+    ShortConvInfo,
+)
+from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, check_field, check_fields
+from hybrid_engine.models.layers.rope import NO_ROPE
+from hybrid_engine.models.rope_config import rope_of
 
-ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu"}
 """config.json's names -> the kernels'."""
 
 LEGACY_KINDS = {"attention": FULL}
@@ -33,11 +49,14 @@ class Names:
     layers: str = "model.layers"
     input_norm: str = "input_layernorm"
     attention: str = "self_attn"
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     attention_out: str = "o_proj"
+    sinks: str = "sinks"
     q_norm: str = "q_norm"
     k_norm: str = "k_norm"
     mamba: str = "mamba"
     short_conv: str = "conv"
+    delta_net: str = "linear_attn"
     pre_mlp_norm: str = "post_attention_layernorm"
     mlp: str = "mlp"
     mlp_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
@@ -58,7 +77,7 @@ class DecoderConfig:
     max_position_embeddings: int
     norm_eps: float
     activation: str
-    """"gelu_tanh" or "silu"."""
+    """"gelu", "gelu_tanh" or "silu"."""
     attention_scale: float
     is_tied: bool
     """Whether the head is the embedding table."""
@@ -73,6 +92,10 @@ class DecoderConfig:
     has_qk_norm: bool = False
     has_attention_gate: bool = False
     """Whether each head's output is multiplied by a sigmoid of the layer's input (Lfm3)."""
+    has_interleaved_rope: bool = False
+    """Whether a head's elements 2 i and 2 i + 1 turn together in the checkpoint; ours are i and i + D / 2."""
+    value_scale: float | None = None
+    """What values are multiplied with (MiMo)."""
     has_sandwich_norms: bool = False
     """Whether a sublayer's output is normed before it is added to the residual stream (Lfm3)."""
     has_zero_centered_norms: bool = False
@@ -85,8 +108,10 @@ class DecoderConfig:
     """What logits are divided by (Granite)."""
     num_experts_per_token: int = 0
     """Where layers have experts."""
+    expert_intermediate_size: int = 0
+    """Width of an expert where it differs from that of a dense MLP."""
     shared_intermediate_size: int = 0
-    """Width of the MLP that every token goes through beside its experts (Granite)."""
+    """Width of the MLP that every token goes through beside its experts."""
     names: Names = Names()
 
 
@@ -116,18 +141,21 @@ def resolve(
     *,
     mamba: MambaInfo | None = None,
     short_conv: ShortConvInfo | None = None,
+    delta_net: DeltaNetInfo | None = None,
+    lightning: LightningInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
-    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv: what its recurrent
-    layers are. Raises ConfigError for a value that can't be or isn't supported.
+    values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv and so on:
+    what its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    layers = layer_table(values, kinds, mamba=mamba, short_conv=short_conv)
-    if mamba is not None and activation_of(values) != "silu":
+    recurrent = {"mamba": mamba, "short_conv": short_conv, "delta_net": delta_net, "lightning": lightning}
+    layers = layer_table(values, kinds, recurrent)
+    if any((mamba, delta_net, lightning)) and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
     if mamba is not None and mamba.num_heads % mamba.num_groups:
         raise ConfigError(f"{mamba.num_heads} Mamba-2 heads can't share {mamba.num_groups} groups: must be a multiple")
-    head_sizes = {layer.head_size for layer in layers if layer.recurrent is None}
+    head_sizes = {layer.head_size for layer in layers if layer.num_heads}
     assert len(head_sizes) <= 1, head_sizes
     return DecoderConfig(
         architecture=values["model_type"],
@@ -146,16 +174,13 @@ def resolve(
 
 
 def layer_table(
-    values: Mapping[str, Any],
-    kinds: tuple[str, ...],
-    *,
-    mamba: MambaInfo | None = None,
-    short_conv: ShortConvInfo | None = None,
+    values: Mapping[str, Any], kinds: tuple[str, ...], recurrent: Mapping[str, Any]
 ) -> tuple[LayerInfo, ...]:
-    """One row a layer."""
-    rows = {kind: attention_row(values, kind) for kind in set(kinds) - set(RECURRENT)}
+    """One row a layer. recurrent: what the model's recurrent layers are, by the row's field."""
+    rows = {kind: attention_row(values, kind) for kind in set(kinds) - {*RECURRENT, MLP}}
+    rows[MLP] = LayerInfo(index=-1, kind=MLP)
     for kind in set(kinds) & set(RECURRENT):
-        rows[kind] = LayerInfo(index=-1, kind=kind, mamba=mamba, short_conv=short_conv)
+        rows[kind] = LayerInfo(index=-1, kind=kind, **recurrent)
     return tuple(replace(rows[kind], index=index) for index, kind in enumerate(kinds))
 
 
@@ -179,7 +204,27 @@ def attention_row(values: Mapping[str, Any], kind: str) -> LayerInfo:
         head_size=head_size,
         rope=rope_of(values, kind, head_size=head_size),
         window=positive(values, "sliding_window") if kind == SLIDING else None,
+        chunk=positive(values, "attention_chunk_size") if kind == CHUNKED else None,
     )
+
+
+def without_rope(config: DecoderConfig, kind: str) -> DecoderConfig:
+    """The config with layers of a kind that know no positions."""
+    layers = tuple(replace(layer, rope=NO_ROPE) if layer.kind == kind else layer for layer in config.layers)
+    return replace(config, layers=layers)
+
+
+def with_interleaved_rope(config: DecoderConfig) -> DecoderConfig:
+    """The config of a model whose checkpoint has elements that turn together side by side.
+
+    Raises ConfigError where heads turn in part: no such model is known here.
+    """
+    for layer in config.layers:
+        if layer.rope.rotary_size not in (0, layer.head_size):
+            raise ConfigError(
+                f"{layer.rope.rotary_size} of a head's {layer.head_size} elements are to turn, must be all"
+            )
+    return replace(config, has_interleaved_rope=True)
 
 
 def kinds_of(values: Mapping[str, Any], *, default_pattern: int) -> tuple[str, ...]:
@@ -200,7 +245,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET, LIGHTNING)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:
@@ -222,89 +267,12 @@ def hybrid_kinds(values: Mapping[str, Any], *, recurrent: str, is_attention: Cal
     return tuple(FULL if is_attention(index) else recurrent for index in range(num_layers))
 
 
-def rope_of(values: Mapping[str, Any], kind: str, *, head_size: int) -> Rope:
-    """How the layers of a kind turn their queries and keys; not at all where rope_theta is null.
-
-    Raises ConfigError for a scaling that isn't known here.
-    """
-    fields = rope_fields(values, kind)
-    if fields["rope_theta"] is None:
-        return NO_ROPE
-    scaling = fields.get("rope_type") or fields.get("type") or "default"
-    if scaling not in SCALINGS:
-        raise ConfigError(f"rope scaling is {scaling!r}, must be one of {', '.join(SCALINGS)}")
-    share = fields.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1.0
-    num_turning = int(head_size * share)
-    if scaling == PROPORTIONAL:
-        size, factor = num_turning // 2 * 2, float(fields.get("factor") or 1.0)
-        return Rope(float(fields["rope_theta"]), head_size, scaling, factor, num_turning=size)
-    if num_turning % 2:
-        raise ConfigError(f"{num_turning} of a head's {head_size} elements are to turn, must be an even number")
-    rope = Rope(theta=float(fields["rope_theta"]), rotary_size=num_turning, scaling=scaling)
-    return with_scaling(rope, fields, values) if scaling != "default" else rope
-
-
-def rope_fields(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The rope fields that hold for a kind of layer, from either schema, with a rope_theta."""
-    new = values.get("rope_parameters")
-    check_fields(new or {}, ROPE_FIELDS, where="rope_parameters")
-    if new and kind in new:  # keyed by kind; null there leaves the defaults
-        fields, where = dict(new[kind] or {}), f"rope_parameters of {kind}"
-    elif new and SLIDING not in new and FULL not in new:
-        fields, where = dict(new), "rope_parameters"
-    else:
-        fields, where = {} if is_local(values, kind) else dict(values.get("rope_scaling") or {}), "rope_scaling"
-    check_fields(fields, ROPE_FIELDS, where=where)
-    theta_key = "rope_local_base_freq" if is_local(values, kind) else "rope_theta"
-    if fields.get("rope_theta") is None:
-        fields["rope_theta"] = values[theta_key]
-    return fields
-
-
-def is_local(values: Mapping[str, Any], kind: str) -> bool:
-    """Whether the layers of this kind have a base of their own (Gemma 3) and no scaling."""
-    return kind == SLIDING and "rope_local_base_freq" in values
-
-
-def with_scaling(rope: Rope, fields: Mapping[str, Any], values: Mapping[str, Any]) -> Rope:
-    """A rope with the fields of its scaling."""
-    original = (
-        values.get("original_max_position_embeddings")
-        or fields.get("original_max_position_embeddings")
-        or values["max_position_embeddings"]
-    )
-    factor = fields.get("factor") or values["max_position_embeddings"] / original
-    names = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
-    given: dict[str, Any] = {name: float(fields[name]) for name in names if fields.get(name) is not None}
-    scaled = Rope(
-        theta=rope.theta,
-        rotary_size=rope.rotary_size,
-        scaling=rope.scaling,
-        factor=float(factor),
-        original_max_position_embeddings=int(original),
-        is_truncated=fields.get("truncate", True),
-        magnitude=magnitude_of(fields, factor) if rope.scaling == "yarn" else 1.0,
-        divisors=tuple(fields.get("divisors", ())),
-        **given,
-    )
-    if scaled.scaling == "llama3" and scaled.low_freq_factor >= scaled.high_freq_factor:
-        low, high = scaled.low_freq_factor, scaled.high_freq_factor
-        raise ConfigError(f"low_freq_factor is {low:g}, must be below high_freq_factor ({high:g})")
-    if scaled.scaling == "divisors" and 2 * len(scaled.divisors) != scaled.rotary_size:
-        num_frequencies = scaled.rotary_size // 2
-        raise ConfigError(
-            f"there are {len(scaled.divisors)} rope divisors, must be one a frequency ({num_frequencies})"
-        )
-    return scaled
-
-
-def magnitude_of(fields: Mapping[str, Any], factor: float) -> float:
-    """What YaRN multiplies cosines and sines with."""
-    if fields.get("attention_factor") is not None:
-        return fields["attention_factor"]
-    if fields.get("mscale") and fields.get("mscale_all_dim"):
-        return yarn_magnitude(factor, fields["mscale"]) / yarn_magnitude(factor, fields["mscale_all_dim"])
-    return yarn_magnitude(factor)
+def experts_per_token(values: Mapping[str, Any], num_experts: int) -> int:
+    """How many experts a token goes through. Raises ConfigError when there aren't so many."""
+    num_chosen = positive(values, "num_experts_per_tok")
+    if 1 < num_experts < num_chosen:
+        raise ConfigError(f"num_experts_per_tok is {num_chosen}, must be at most the number of experts ({num_experts})")
+    return num_chosen
 
 
 def activation_of(values: Mapping[str, Any]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +31,8 @@ class DecoderLayer(nn.Module):
     input_norm: Norm
 
     @abstractmethod
-    def check(self, info: LayerInfo) -> None:
-        """Assert that the loaded layer is what its row of the layer table says."""
+    def check(self, *rows: LayerInfo) -> None:
+        """Assert that the loaded layer is what its rows of the layer table say."""
 
 
 class AttentionLayer(DecoderLayer):
@@ -64,31 +66,41 @@ class AttentionLayer(DecoderLayer):
         """(input of the next layer, residual stream), both [T, E]. x_TE: the residual stream, normed."""
         raise NotImplementedError
 
-    def check(self, info: LayerInfo) -> None:
+    def check(self, *rows: LayerInfo) -> None:
         """Assert that the loaded layer is what its row of the layer table says."""
-        self.attention.check(info)
+        self.attention.check(*rows)
 
 
 class Decoder(Model):
     """A causal language model of layers that stand one behind the other."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: Callable[[LayerInfo, DecoderConfig], DecoderLayer], *, dtype: torch.dtype
-    ) -> None:
-        """layer: the class of its layers. The weights are taken later, from a loader."""
+    def __init__(self, config: DecoderConfig, layer: Callable[..., DecoderLayer], *, dtype: torch.dtype) -> None:
+        """layer: makes a layer from its rows of the layer table and the config.
+
+        The weights are taken later, from a loader.
+        """
         super().__init__()
         self.config = config
         self.dtype = dtype
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
         self.embedding = Embedding(config.names.embedding, scale=config.embedding_scale, **sizes)
-        self.layers = tuple(layer(info, config) for info in config.layers)
+        self.rows = tuple(tuple(rows) for _, rows in groupby(config.layers, lambda info: info.index))
+        """Of the layer table, by layer."""
+        self.layers = tuple(layer(*rows, config) for rows in self.rows)
         self.layer_modules = nn.ModuleList(self.layers)  # so that torch knows them
         self.final_norm = Norm(config.names.final_norm, config.hidden_size)
         self.head = self.embedding if config.is_tied else Embedding("lm_head", **sizes)
-        ropes = tuple(dict.fromkeys(info.rope for info in config.layers))
+        ropes = tuple(dict.fromkeys(rows[0].rope for rows in self.rows))
         self.rope_tables = RopeTables(ropes)
-        self.table_indices = tuple(ropes.index(info.rope) for info in config.layers)
+        self.table_indices = tuple(ropes.index(rows[0].rope) for rows in self.rows)
         self.info = self._describe()
+        self.places = tuple(self._places(rows) for rows in self.rows)
+        """Among the cached layers, by layer: what it keeps, or reads."""
+
+    def _places(self, rows: tuple[LayerInfo, ...]) -> tuple[int, ...]:
+        kept = [row if row.reads_layer is None else self.rows[row.reads_layer][0] for row in rows]
+        cached = self.info.cached_layers
+        return tuple(cached.index(row) for row in kept if row.has_cache)
 
     def _describe(self) -> ModelInfo:
         config = self.config
@@ -115,8 +127,8 @@ class Decoder(Model):
                 x_TE,
                 residual_TE,
                 table=tables[self.table_indices[index]],
-                meta=batch.metas[index],
-                cache=batch.caches[index],
+                meta=of_layer(batch.metas, self.places[index]),
+                cache=of_layer(batch.caches, self.places[index]),
                 next_norm_E=norms[index + 1],
             )
         return x_TE
@@ -128,7 +140,14 @@ class Decoder(Model):
 
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""
-        assert len(self.layers) == len(self.info.layers), (len(self.layers), self.info)
-        for layer, info, index in zip(self.layers, self.info.layers, self.table_indices, strict=True):
-            layer.check(info)
-            assert self.rope_tables.ropes[index] == info.rope, (self.rope_tables.ropes[index], info)
+        assert len(self.layers) == self.info.num_layers, (len(self.layers), self.info)
+        for layer, rows, index in zip(self.layers, self.rows, self.table_indices, strict=True):
+            layer.check(*rows)
+            assert self.rope_tables.ropes[index] == rows[0].rope, (self.rope_tables.ropes[index], rows)
+
+
+def of_layer(values: Sequence[Any], places: tuple[int, ...]) -> Any:
+    """What a layer gets of the metas or caches: one; None where it keeps nothing, and all where it keeps several."""
+    if len(places) == 1:
+        return values[places[0]]
+    return tuple(values[place] for place in places) or None

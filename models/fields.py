@@ -30,6 +30,11 @@ class Rule:
         """A list of such values."""
         return Rule(f"a list, each entry {self.wanted}", lambda value: is_list(value) and all(map(self.holds, value)))
 
+    def listed_of(self, count: int) -> Rule:
+        """A list of so many such values."""
+        many = self.listed()
+        return Rule(f"a list of {count}, each {self.wanted}", lambda value: many.holds(value) and len(value) == count)
+
     def or_listed(self) -> Rule:
         """One such value or a list of them."""
         many = self.listed()
@@ -68,6 +73,7 @@ POSITIVE = Rule("a number above 0", lambda value: is_number(value) and value > 0
 NOT_NEGATIVE = Rule("a number of at least 0", lambda value: is_number(value) and value >= 0)
 BASE = Rule("a number above 1", lambda value: is_number(value) and value > 1)
 SHARE = Rule("a number above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1)
+PART = Rule("a number of at least 0 and below 1", lambda value: is_number(value) and 0 <= value < 1)
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 TEXT = Rule("a text", lambda value: isinstance(value, str))
 FIELDS_INSIDE = Rule("an object", lambda value: isinstance(value, Mapping))
@@ -86,31 +92,72 @@ def by_rule(*rules: tuple[Rule, str]) -> dict[str, Rule]:
 
 
 FIELDS = by_rule(
-    (COUNT, "vocab_size hidden_size intermediate_size num_hidden_layers max_position_embeddings num_attention_heads"),
-    (COUNT, "attn_layer_period expert_layer_period num_experts num_experts_per_tok shared_intermediate_size"),
+    (COUNT, "vocab_size hidden_size num_hidden_layers max_position_embeddings num_attention_heads"),
+    (COUNT, "attn_layer_period expert_layer_period num_experts_per_tok shared_intermediate_size"),
     (COUNT, "mamba_d_state mamba_d_conv mamba_expand mamba_n_heads mamba_n_groups"),
+    (COUNT.or_null(), "intermediate_size mamba_d_ssm moe_latent_size attention_head_dim attention_hidden_size"),
+    (COUNT, "mamba_ngroups n_mamba_heads num_mem_blocks adapter_rank"),
+    (COUNT, "ssm_state_size mamba_num_heads mamba_head_dim moe_shared_expert_intermediate_size"),
     (COUNT, "state_size conv_kernel expand num_heads n_groups conv_L_cache block_multiple_of"),
-    (COUNT.or_null(), "num_key_value_heads head_dim sliding_window original_max_position_embeddings"),
+    (COUNT, "linear_conv_kernel_dim full_attention_interval decoder_sparse_step shared_expert_intermediate_size"),
+    (
+        COUNT.or_null(),
+        "num_key_value_heads head_dim sliding_window sliding_window_size original_max_position_embeddings",
+    ),
     (COUNT.or_text("auto"), "mamba_dt_rank time_step_rank"),
     (COUNT.or_text("auto").or_null(), "mamba_d_head"),
-    (INDEX, "attn_layer_offset expert_layer_offset max_window_layers"),
+    (INDEX, "num_dense_layers attn_layer_offset expert_layer_offset max_window_layers"),
     (INDEX.or_null(), "num_local_experts bos_token_id"),
     (INDEX.or_listed().or_null(), "eos_token_id"),
-    (INDEX.listed().or_null(), "attn_layer_indices full_attn_idxs"),
+    (INDEX.listed().or_null(), "attn_layer_indices full_attn_idxs mlp_only_layers"),
     (PATTERN.or_null(), "sliding_window_pattern _sliding_window_pattern"),
-    (NOT_NEGATIVE, "rms_norm_eps layer_norm_epsilon norm_eps"),
+    (NOT_NEGATIVE, "rms_norm_eps layer_norm_epsilon norm_eps mixer_rms_eps"),
     (POSITIVE, "query_pre_attn_scalar attention_multiplier embedding_multiplier residual_multiplier logits_scaling"),
-    (POSITIVE, "block_ffn_dim_multiplier"),
+    (POSITIVE, "block_ffn_dim_multiplier lm_head_multiplier key_multiplier ssm_in_multiplier ssm_out_multiplier"),
+    (POSITIVE, "attention_in_multiplier attention_out_multiplier"),
+    (POSITIVE.listed_of(5).or_null(), "ssm_multipliers"),
+    (POSITIVE.listed_of(2).or_null(), "mlp_multipliers"),
+    (COUNT.or_null(), "attention_chunk_size"),
+    (COUNT, "intermediate_size_mlp interleave_moe_layer_step no_rope_layer_interval floor_scale"),
+    (COUNT, "n_routed_experts n_group topk_group v_head_dim"),
+    (POSITIVE, "logit_scale swiglu_alpha swiglu_limit"),
+    (NOT_NEGATIVE, "layer_norm_eps attn_scale"),
+    (NOT_NEGATIVE.listed().or_null(), "layer_rope_theta"),
+    (POSITIVE.or_null(), "routed_scaling_factor attention_value_scale"),
+    (INDEX.listed().or_null(), "moe_layers no_rope_layers"),
+    (COUNT, "vocab_size_per_layer_input laurel_rank altup_num_inputs"),
+    (COUNT.or_null(), "num_experts moe_intermediate_size global_head_dim num_global_key_value_heads top_k_experts"),
+    (INDEX, "num_kv_shared_layers altup_active_idx"),
+    (INDEX.or_null(), "hidden_size_per_layer_input"),
+    (FLAG, "attention_k_eq_v enable_moe_block use_double_wide_mlp altup_correct_scale"),
+    (FIELDS_INSIDE.or_null(), "per_layer_config"),
+    (PART.listed().or_null(), "activation_sparsity_pattern"),
+    (FLAG, "use_qk_norm attn_temperature_tuning norm_topk_prob"),
+    (TEXT.listed().or_null(), "mlp_layer_types"),
     (POSITIVE.or_null(), "final_logit_softcapping attn_logit_softcapping"),
     (BASE, "rope_local_base_freq"),
     (BASE.or_null(), "rope_theta"),
     (SHARE.or_null(), "partial_rotary_factor"),
-    (FLAG, "tie_word_embeddings attention_bias mlp_bias use_sliding_window"),
-    (FLAG, "mamba_conv_bias mamba_proj_bias use_bias use_conv_bias residual_in_fp32"),
+    (FLAG, "tie_word_embeddings tie_embedding attention_bias mlp_bias use_sliding_window"),
+    (FLAG, "mamba_conv_bias mamba_proj_bias use_bias use_conv_bias residual_in_fp32 projectors_bias"),
+    (FLAG, "mamba_rms_norm mamba_norm_before_gate add_bias_linear"),
+    (FLAG, "use_expert_bias use_shared_attention_adapter use_mem_rope use_long_context"),
     (FLAG, "conv_bias use_sandwich_norm use_attention_gate block_auto_adjust_ff_dim"),
-    (FLAG.or_null(), "use_bidirectional_attention"),
-    (TEXT, "model_type"),
-    (TEXT.or_null(), "hidden_act hidden_activation position_embedding_type"),
+    (COUNT.or_null(), "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"),
+    (FLAG, "linear_allow_neg_eigval mla_use_nope"),
+    (COUNT, "kv_lora_rank qk_rope_head_dim qk_nope_head_dim linear_head_dim linear_num_heads n_shared_experts"),
+    (COUNT.or_null(), "q_lora_rank rotary_dim"),
+    (POSITIVE, "full_attn_alpha_factor linear_attn_alpha_factor mlp_alpha_factor"),
+    (POSITIVE, "full_attn_beta_factor linear_attn_beta_factor mlp_beta_factor"),
+    (INDEX, "first_k_dense_replace"),
+    (TEXT, "moe_router_activation_func"),
+    (FIELDS_INSIDE.or_null(), "linear_attn_config"),
+    (
+        Rule("true, false or a text", lambda value: isinstance(value, bool | str)).or_null(),
+        "use_bidirectional_attention",
+    ),
+    (TEXT, "model_type mlp_hidden_act hidden_mamba_act"),
+    (TEXT.or_null(), "hidden_act hidden_activation position_embedding_type hybrid_override_pattern"),
     (TEXT.listed().or_null(), "layer_types layers_block_type"),
     (LIMITS.or_null(), "time_step_limit"),
     (FIELDS_INSIDE.or_null(), "rope_parameters rope_scaling"),
@@ -126,6 +173,7 @@ ROPE_FIELDS = by_rule(
     (SHARE.or_null(), "partial_rotary_factor"),
     (FLAG, "truncate"),
     (POSITIVE.listed(), "divisors"),
+    (POSITIVE.listed().or_null(), "short_factor long_factor"),
     (FIELDS_INSIDE.or_null(), "full_attention sliding_attention chunked_attention"),
 )
 """Every field inside `rope_parameters` and `rope_scaling` that is read."""

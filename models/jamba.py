@@ -11,12 +11,19 @@ from torch import nn
 
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.models.base import MAMBA, LayerInfo, MambaInfo, Model
-from hybrid_engine.models.config import DecoderConfig, Names, hybrid_kinds, positive, resolve, with_defaults
+from hybrid_engine.models.config import (
+    DecoderConfig,
+    Names,
+    experts_per_token,
+    hybrid_kinds,
+    positive,
+    resolve,
+    with_defaults,
+)
 from hybrid_engine.models.decoder import Decoder
 from hybrid_engine.models.hybrid import DenseLayer
 from hybrid_engine.models.layers.linear import FusedLinear
-from hybrid_engine.models.layers.moe import Experts, MoeMlp, softmax_then_top
-from hybrid_engine.weights.parts import Part
+from hybrid_engine.models.layers.moe import Experts, MoeMlp, separate_experts, softmax_then_top
 
 JAMBA_DEFAULTS = {
     "vocab_size": 65_536,
@@ -90,14 +97,6 @@ def mamba_info(values: Mapping[str, Any]) -> MambaInfo:
     )
 
 
-def experts_per_token(values: Mapping[str, Any], num_experts: int) -> int:
-    """How many experts a token goes through. Raises ConfigError when there aren't so many."""
-    num_chosen = positive(values, "num_experts_per_tok")
-    if 1 < num_experts < num_chosen:
-        raise ConfigError(f"num_experts_per_tok is {num_chosen}, must be at most the number of experts ({num_experts})")
-    return num_chosen
-
-
 class JambaLayer(DenseLayer):
     """A mixer and a gated MLP, or experts."""
 
@@ -106,11 +105,8 @@ class JambaLayer(DenseLayer):
         if not info.num_experts:
             return super().make_mlp(layer, info, config)
         name, width, inner = f"{layer}.{config.names.mlp}", config.hidden_size, config.intermediate_size
-        each = [f"{name}.experts.{expert}" for expert in range(info.num_experts)]
-        gate_up = tuple(Part(f"{one}.{half}_proj.weight", (inner, width)) for one in each for half in ("gate", "up"))
         experts = Experts(
-            gate_up=gate_up,
-            down=tuple(Part(f"{one}.down_proj.weight", (width, inner)) for one in each),
+            **separate_experts(f"{name}.experts", info.num_experts, hidden_size=width, intermediate_size=inner),
             num_experts=info.num_experts,
             hidden_size=width,
             intermediate_size=inner,

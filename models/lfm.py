@@ -95,7 +95,7 @@ def resolve_lfm2(config: Mapping[str, Any]) -> DecoderConfig:
     kinds = tuple(FULL if index in full else SHORT_CONV for index in range(num_layers))
     if values["layer_types"] is not None:
         kinds = listed_kinds(values["layer_types"], num_layers, known=(FULL, SHORT_CONV))
-    return replace(_resolve(values | {"intermediate_size": mlp_width(values)}, kinds), names=LFM2_NAMES)
+    return replace(resolve_lfm(values | {"intermediate_size": mlp_width(values)}, kinds), names=LFM2_NAMES)
 
 
 def mlp_width(values: Mapping[str, Any]) -> int:
@@ -116,7 +116,7 @@ def resolve_lfm3(config: Mapping[str, Any]) -> DecoderConfig:
     if values["layer_types"] is not None:
         kinds = listed_kinds(values["layer_types"], num_layers, known=(FULL, SLIDING, SHORT_CONV))
     return replace(
-        _resolve(values, kinds),
+        resolve_lfm(values, kinds),
         has_qkv_bias=values["attention_bias"],
         has_output_bias=values["attention_bias"],
         has_attention_gate=values["use_attention_gate"],
@@ -131,7 +131,8 @@ def _lfm3_kind(index: int) -> str:
     return SLIDING if index % 4 == 0 and index > 0 else SHORT_CONV
 
 
-def _resolve(values: Mapping[str, Any], kinds: tuple[str, ...]) -> DecoderConfig:
+def resolve_lfm(values: Mapping[str, Any], kinds: tuple[str, ...]) -> DecoderConfig:
+    """What all Lfms have in common."""
     conv_width = positive(values, "conv_L_cache")
     if conv_width < 2:
         raise ConfigError(f"conv_L_cache is {conv_width}, must be at least 2: a convolution sees more than its token")

@@ -1,4 +1,4 @@
-"""Plain decoders: Llama, Mistral, Qwen 2 and Qwen 3."""
+"""Plain decoders: Llama, Mistral, Ministral, Qwen 2 and Qwen 3."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ MISTRAL_DEFAULTS = COMMON_DEFAULTS | {
     "bos_token_id": 1,
     "sliding_window": 4096,
 }
+MINISTRAL_DEFAULTS = MISTRAL_DEFAULTS | {"layer_types": None}
 QWEN2_DEFAULTS = COMMON_DEFAULTS | {
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
@@ -71,6 +72,16 @@ def resolve_mistral(config: Mapping[str, Any]) -> DecoderConfig:
     values = with_defaults(config, MISTRAL_DEFAULTS)
     kind = FULL if values["sliding_window"] is None else SLIDING
     return resolve(values, (kind,) * positive(values, "num_hidden_layers"))
+
+
+def resolve_ministral(config: Mapping[str, Any]) -> DecoderConfig:
+    """As Mistral, with a list that may mix windows and full layers."""
+    values = with_defaults(config, MINISTRAL_DEFAULTS)
+    num_layers = positive(values, "num_hidden_layers")
+    kinds = (FULL if values["sliding_window"] is None else SLIDING,) * num_layers
+    if values["layer_types"] is not None:
+        kinds = listed_kinds(values["layer_types"], num_layers)
+    return resolve(values, kinds)
 
 
 def resolve_qwen2(config: Mapping[str, Any]) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2: recurrent layers and nothing else."""
+"""Mamba, Falcon-Mamba and Mamba-2: recurrent layers and nothing else."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ MAMBA_DEFAULTS = COMMON_DEFAULTS | {
     "eos_token_id": 0,
     "tie_word_embeddings": True,
 }
+FALCON_MAMBA_DEFAULTS = MAMBA_DEFAULTS | {"mixer_rms_eps": 1e-6}
 MAMBA2_DEFAULTS = COMMON_DEFAULTS | {
     "vocab_size": 32_768,
     "hidden_size": 4096,
@@ -62,9 +63,14 @@ NAMES = Names(
 def resolve_mamba(config: Mapping[str, Any]) -> DecoderConfig:
     """Mamba-1 in every layer."""
     values = with_defaults(config, MAMBA_DEFAULTS)
-    rank = values["time_step_rank"]
-    rank = -(-positive(values, "hidden_size") // 16) if rank == "auto" else positive(values, "time_step_rank")
-    return _resolve(values, MAMBA, replace(_common_info(values), dt_rank=rank))
+    return _resolve(values, MAMBA, _mamba_info(values))
+
+
+def resolve_falcon_mamba(config: Mapping[str, Any]) -> DecoderConfig:
+    """Mamba-1 in every layer, its time steps, B and C normed without weights."""
+    values = with_defaults(config, FALCON_MAMBA_DEFAULTS)
+    norms = {"has_inner_norms": True, "has_inner_norm_weights": False, "inner_norm_eps": values["mixer_rms_eps"]}
+    return _resolve(values, MAMBA, replace(_mamba_info(values), **norms))
 
 
 def resolve_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
@@ -82,6 +88,12 @@ def resolve_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
             f"their product must be expand * hidden_size ({info.inner_size})"
         )
     return _resolve(values, MAMBA2, info)
+
+
+def _mamba_info(values: Mapping[str, Any]) -> MambaInfo:
+    rank = values["time_step_rank"]
+    rank = -(-positive(values, "hidden_size") // 16) if rank == "auto" else positive(values, "time_step_rank")
+    return replace(_common_info(values), dt_rank=rank)
 
 
 def _common_info(values: Mapping[str, Any]) -> MambaInfo:

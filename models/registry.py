@@ -9,10 +9,37 @@ from typing import Any
 import torch
 
 from hybrid_engine.errors import ConfigError, UnknownModelError
-from hybrid_engine.models import bamba, gemma, jamba, lfm, llama, mamba, three_kinds
+from hybrid_engine.models import (
+    bamba,
+    cohere,
+    falcon_h1,
+    gemma,
+    gemma3n,
+    gemma4,
+    gpt_oss,
+    granite_swa,
+    jamba,
+    kimi_linear,
+    lfm,
+    lfm_moe,
+    llama,
+    llama4,
+    mamba,
+    mimo,
+    minimax,
+    nemotron_h,
+    olmo,
+    olmo_hybrid,
+    phi,
+    qwen_next,
+    three_kinds,
+    zamba,
+    zamba2,
+)
 from hybrid_engine.models.base import Model, ModelInfo
 from hybrid_engine.models.config import DecoderConfig, text_config
 from hybrid_engine.weights.checkpoint import Checkpoint
+from hybrid_engine.weights.dequantised import dequantised, quant_method
 from hybrid_engine.weights.loader import load_weights
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -29,19 +56,42 @@ class Architecture:
 
 ARCHITECTURES = {
     "bamba": Architecture(bamba.resolve_bamba, bamba.build_bamba),
+    "cohere2": Architecture(cohere.resolve_cohere2, cohere.build),
+    "exaone4": Architecture(olmo.resolve_exaone4, olmo.build_exaone4),
+    "falcon_h1": Architecture(falcon_h1.resolve_falcon_h1, falcon_h1.build),
+    "falcon_mamba": Architecture(mamba.resolve_falcon_mamba, mamba.build),
     "gemma2": Architecture(gemma.resolve_gemma2, gemma.build),
     "gemma3_text": Architecture(gemma.resolve_gemma3, gemma.build),
+    "gemma3n_text": Architecture(gemma3n.resolve_gemma3n, gemma3n.build),
+    "gemma4_text": Architecture(gemma4.resolve_gemma4, gemma4.build),
+    "gpt_oss": Architecture(gpt_oss.resolve_gpt_oss, gpt_oss.build),
+    "granite_swa": Architecture(granite_swa.resolve_granite_swa, granite_swa.build),
     "granitemoehybrid": Architecture(bamba.resolve_granite, bamba.build_granite),
     "jamba": Architecture(jamba.resolve_jamba, jamba.build),
+    "kimi_linear": Architecture(kimi_linear.resolve_kimi_linear, kimi_linear.build),
     "lfm2": Architecture(lfm.resolve_lfm2, lfm.build),
+    "lfm2_moe": Architecture(lfm_moe.resolve_lfm2_moe, lfm_moe.build),
     "lfm3": Architecture(lfm.resolve_lfm3, lfm.build),
     "llama": Architecture(llama.resolve_llama, llama.build),
+    "llama4_text": Architecture(llama4.resolve_llama4, llama4.build),
     "mamba": Architecture(mamba.resolve_mamba, mamba.build),
     "mamba2": Architecture(mamba.resolve_mamba2, mamba.build),
+    "mimo_v2_flash": Architecture(mimo.resolve_mimo, mimo.build),
+    "minimax": Architecture(minimax.resolve_minimax, minimax.build),
+    "ministral": Architecture(llama.resolve_ministral, llama.build),
     "mistral": Architecture(llama.resolve_mistral, llama.build),
+    "nemotron_h": Architecture(nemotron_h.resolve_nemotron_h, nemotron_h.build),
+    "olmo3": Architecture(olmo.resolve_olmo3, olmo.build_olmo3),
+    "olmo_hybrid": Architecture(olmo_hybrid.resolve_olmo_hybrid, olmo_hybrid.build),
+    "phi3": Architecture(phi.resolve_phi3, phi.build),
     "qwen2": Architecture(llama.resolve_qwen2, llama.build),
     "qwen3": Architecture(llama.resolve_qwen3, llama.build),
+    "qwen3_5_moe_text": Architecture(qwen_next.resolve_qwen3_5_moe, qwen_next.build),
+    "qwen3_5_text": Architecture(qwen_next.resolve_qwen3_5, qwen_next.build),
+    "qwen3_next": Architecture(qwen_next.resolve_qwen3_next, qwen_next.build_next),
     "three_kinds": Architecture(three_kinds.resolve_three_kinds, three_kinds.build),
+    "zamba": Architecture(zamba.resolve_zamba, zamba2.build),
+    "zamba2": Architecture(zamba2.resolve_zamba2, zamba2.build),
 }
 """By the model_type of the config or, in a multimodal one, of its text_config."""
 
@@ -57,24 +107,28 @@ def build_model(config: Mapping[str, Any], *, dtype: torch.dtype, device: torch.
     if not isinstance(config, Mapping):
         raise ConfigError(f"the model's config is a {type(config).__name__}, must be an object")
     values = text_config(config)
-    check_unquantised({**values, **config})
-    kind = values.get("model_type")
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
-    architecture = ARCHITECTURES[kind]
+    quant_method(config)
+    if is_generic(values):
+        from hybrid_engine.models import generic  # it brings much of transformers along
+
+        return generic.describe(values, dtype=dtype)
+    architecture = ARCHITECTURES[values["model_type"]]
     return architecture.build(architecture.resolve(values), dtype).to(device)
 
 
-def check_unquantised(values: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a config that says that its weights are quantised: they would be read as something else."""
-    for key in ("quantization_config", "compression_config"):
-        found = values.get(key)
-        if found is not None:
-            method = found.get("quant_method", "unknown") if isinstance(found, Mapping) else found
-            raise ConfigError(
-                f"the model's config has {key} ({method}): quantised safetensors aren't read here, take the model in "
-                f"bfloat16, float16 or float32, or as a GGUF file"
-            )
+def is_generic(values: Mapping[str, Any]) -> bool:
+    """Whether transformers' own code is to run a model, as none of our files does.
+
+    Raises UnknownModelError when transformers doesn't know it either.
+    """
+    kind = values.get("model_type")
+    if isinstance(kind, str) and kind in ARCHITECTURES:
+        return False
+    from transformers import CONFIG_MAPPING
+
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise UnknownModelError(f"no architecture here reads model_type {kind!r}; known: {', '.join(ARCHITECTURES)}")
+    return True
 
 
 def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
@@ -82,8 +136,14 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
 
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
     """
+    values = text_config(checkpoint.config)
+    if is_generic(values):
+        from hybrid_engine.models import generic
+
+        return generic.load(checkpoint, values, dtype=dtype, device=device)
+    checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
-    load_weights(model.weights(), checkpoint, dtype=dtype, device=device)
+    load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
     return model.eval()
 

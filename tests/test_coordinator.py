@@ -9,10 +9,12 @@ from bookkeeping import (
     make_coordinator,
     make_request,
     sliding,
+    state,
 )
 
 from hybrid_engine.errors import CapacityError
 from hybrid_engine.groups.base import NEVER
+from hybrid_engine.step_plan import WHOLE_BLOCK
 
 
 def test_passed_window_blocks_stay_findable_while_memory_is_idle():
@@ -32,7 +34,7 @@ def test_passed_window_blocks_go_before_those_below_the_prompts_end():
         compute(coordinator, request)
     manager = coordinator.managers[0]
     keys = [manager.key(request.block_hashes, k) for k in range(24)]
-    leaving = [keys.index(block.block_hash) for block in manager.pool.free.cached_blocks()]
+    leaving = [keys.index(block.block_hash) for block in manager.pool.free]
     # The prompt ends with block 19; its window, and the one for the same prompt again, are blocks 17 to 19.
     assert leaving == [*range(17), 20, 21, 17, 18, 19]
 
@@ -116,3 +118,29 @@ def test_a_one_token_prompt_takes_one_block_of_each_group():
     coordinator = make_coordinator([full(), sliding(512)], 10)
     compute(coordinator, make_request(coordinator, [1]))
     assert [usage.num_held for usage in coordinator.usage()] == [1, 1]
+
+
+def test_until_the_next_step_the_bytes_of_a_moved_block_lie_where_they_were():
+    # Blocks of 128 bytes and of 384: an extent holds three of the first kind.
+    coordinator = make_coordinator([full(4), full(12)], memory_bytes=384 * 3)
+    small, large = (manager.pool for manager in coordinator.managers)
+    blocks = small.take(6)
+    before = {block: block.block_id for block in blocks}
+    small.release(blocks[1:3] + blocks[4:])
+    large.take(1)
+    moved = [block for block in blocks if block.ref_count and block.block_id != before[block]]
+    assert [coordinator.memory.stored_id(0, block) for block in moved] == [before[block] for block in moved] != []
+    copies, moves = coordinator.memory.take_copies()
+    assert [(copy.source_id, copy.target_id, copy.num_slots) for copy in copies] == [
+        (move.source_id, move.target_id, WHOLE_BLOCK) for move in moves
+    ]
+
+
+@pytest.mark.parametrize("specs", [[full(4), state(100)], [full(4), sliding(8, 12), state(1000)]])
+def test_a_prompt_of_one_token_takes_one_block_in_each_group(specs):
+    coordinator = make_coordinator(specs, memory_bytes=2_000_000)
+    compute(coordinator, make_request(coordinator, [1]))
+    memory = coordinator.memory
+    sizes = [pages.stride_bytes for pages in memory.layout.pages]
+    taken = sum(pool.num_held * size for pool, size in zip(memory.pools, sizes, strict=True))
+    assert taken <= 2 * sum(group.block_bytes for group in coordinator.groups)

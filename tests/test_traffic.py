@@ -12,16 +12,19 @@ import pytest
 from bookkeeping import Bench, expected_stream, full, sliding, state
 from fakes import FakeConnector, FakeDrafter
 
+from hybrid_engine.groups.spec import group_layers
+
 # Of the slow stage, over all kinds together: more of it, or other runs, by the environment.
 NUM_LONG_RUNS = int(os.environ.get("TRAFFIC_RUNS", "5600"))
 FIRST_SEED = int(os.environ.get("TRAFFIC_SEED", "0"))
-NUM_QUICK_RUNS = 40
+NUM_QUICK_RUNS = 25
 
 GROUPS = {
     "full": [full(4)],
     "full and window": [full(4), sliding(10, 4)],
     "full and state": [full(4), state()],
     "three kinds": [full(4), sliding(10, 8), state()],
+    "odd sizes": [full(4), full(3), sliding(10, 2), state(40)],
 }
 
 
@@ -32,7 +35,7 @@ def random_prompt(rng: random.Random) -> list[int]:
     return [*stem, *base, *range(200, 200 + rng.choice([0, 1, 5, 12]))]
 
 
-def make_bench(rng: random.Random, specs, num_blocks: int) -> Bench:
+def make_bench(rng: random.Random, specs, *, is_shared: bool) -> Bench:
     draft_slots = rng.randrange(4)
     drafter = FakeDrafter(right=0.6, guesses=rng.choice([0.3, 1.0]), rng=rng) if draft_slots else None
     connector = None
@@ -40,9 +43,14 @@ def make_bench(rng: random.Random, specs, num_blocks: int) -> Bench:
         connector = FakeConnector(
             rng.choice([8, 30, 60]), delay_steps=rng.randrange(6), fails=rng.random() / 2, rng=rng
         )
+    num_blocks = rng.randrange(14, 40)
+    if is_shared:
+        memory = {"memory_bytes": sum(num_blocks * group.block_bytes for group in group_layers(dict(enumerate(specs))))}
+    else:
+        memory = {"num_blocks": num_blocks}
     return Bench(
         specs,
-        num_blocks,
+        **memory,
         rng=rng if rng.random() < 0.7 else None,
         drafter=drafter,
         connector=connector,
@@ -64,9 +72,9 @@ def make_bench(rng: random.Random, specs, num_blocks: int) -> Bench:
     )
 
 
-def run_traffic(seed: int, specs) -> Bench:
+def run_traffic(seed: int, specs, *, is_shared: bool) -> Bench:
     rng = random.Random(seed)
-    bench = make_bench(rng, specs, rng.randrange(14, 40))
+    bench = make_bench(rng, specs, is_shared=is_shared)
     requests = []
     for i in range(rng.randrange(1, 12)):
         for _ in range(rng.randrange(4)):
@@ -108,14 +116,16 @@ def check_stream(bench: Bench, request) -> None:
         assert request.finish_reason == ("stop" if stops else "length")
 
 
+@pytest.mark.parametrize("is_shared", [False, True], ids=["pools", "arena"])
 @pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
-def test_every_stream_is_what_it_would_be_alone(specs):
+def test_every_stream_is_what_it_would_be_alone(specs, is_shared):
     for seed in range(1000, 1000 + NUM_QUICK_RUNS):
-        run_traffic(seed, specs)
+        run_traffic(seed, specs, is_shared=is_shared)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_shared", [False, True], ids=["pools", "arena"])
 @pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
-def test_long_traffic_keeps_every_stream(specs):
-    for seed in range(FIRST_SEED, FIRST_SEED + NUM_LONG_RUNS // len(GROUPS)):
-        run_traffic(seed, specs)
+def test_long_traffic_keeps_every_stream(specs, is_shared):
+    for seed in range(FIRST_SEED, FIRST_SEED + NUM_LONG_RUNS // (2 * len(GROUPS))):
+        run_traffic(seed, specs, is_shared=is_shared)

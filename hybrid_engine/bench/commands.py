@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hybrid_engine.bench import report
+from hybrid_engine.bench.prefix_command import add_prefix
 from hybrid_engine.bench.report import Report
 from hybrid_engine.bench.serving import command as serving
 
@@ -36,6 +37,23 @@ def scheduler(rounds: RoundsOption = 5, json: JsonOption = None, markdown: Markd
     from hybrid_engine.bench import scheduler as bench
 
     _show(bench.run(num_rounds=rounds), json, markdown)
+
+
+@app.command()
+def mixes(
+    memory: Annotated[str, typer.Option(help="Bytes of cache, like '40GiB'.")] = "40GiB",
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """How many requests run at once on one arena, beside the best split of the memory that a search finds."""
+    from hybrid_engine.bench import mixes as bench
+    from hybrid_engine.startup import parse_bytes
+
+    memory_bytes = parse_bytes(memory)
+    assert memory_bytes is not None, "a text is a size or an error"
+    with Progress(transient=True) as progress:
+        task = progress.add_task("simulations", total=bench.MOST_RUNS)
+        _show(bench.run(memory_bytes=memory_bytes, on_run=lambda: progress.advance(task)), json, markdown)
 
 
 @app.command()
@@ -204,6 +222,10 @@ def replay(
     Console(width=None if sys.stdout.isatty() else 110).print(replay_report.table(results, title=title))
     if json is not None:
         replay_report.write_json(results, json, trace=title)
+
+
+# Its options are many, and stand in a file of their own.
+add_prefix(app)
 
 
 def _show(found: Iterable[Report], json: Path | None, markdown: Path | None) -> None:

@@ -15,6 +15,7 @@ from hybrid_engine.bench.gpu_work import (
     make_attention,
     make_conv,
     make_copies,
+    make_delta,
     make_gated_norm,
     make_mamba1,
     make_mamba2,
@@ -49,6 +50,12 @@ HEADS = (
 
 
 SCANS = (Scan("granite 4 h 7b", 128, 64, 128), Scan("odd sizes", 6, 20, 40, groups=2))
+DELTAS = (
+    (Scan("qwen 3 next", 32, 128, 128, groups=16), False),
+    (Scan("olmo hybrid", 30, 192, 96, groups=30), False),
+    (Scan("kimi linear", 32, 128, 128, groups=32), True),
+)
+"""Delta rules, and whether each row of a state has a decay of its own."""
 
 
 def cases() -> Iterator[Case]:
@@ -76,6 +83,9 @@ def cases() -> Iterator[Case]:
         yield Case(f"mamba 1, {kind}", _bind(make_mamba1, 8192, 16, num_queries, captures))
         for scan, kinds in zip(SCANS, (BOTH, BOTH[:1]), strict=True):
             yield Case(f"mamba 2, {kind}, {scan.name}", _bind(make_mamba2, scan, num_queries, captures), kinds)
+        for scan, is_by_row in DELTAS:
+            work = _bind(make_delta, scan, is_by_row, num_queries, captures)
+            yield Case(f"delta rule, {kind}, {scan.name}", work, BOTH if scan.size == 128 else BOTH[:1])
     yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
 
 

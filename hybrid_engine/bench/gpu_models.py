@@ -142,21 +142,14 @@ def make_engine(
 ) -> tuple[Scheduler, ModelRunner]:
     """A scheduler with these requests waiting, each of other tokens, and a runner."""
     groups = group_layers(model.info.cache_specs(block_size=16, element_bytes=model.dtype.itemsize))
-    max_len = prompt_tokens + WARM_STEPS + TIMED_STEPS + 64
-    memory = plan_memory(
-        groups,
-        _cache_bytes(device),
-        max_model_len=max_len,
-        max_num_seqs=num_requests,
-        max_num_scheduled_tokens=2048,
-    )
-    coordinator = Coordinator(groups, memory.num_blocks, config=CacheConfig(enable_prefix_caching=False))
+    layout = plan_memory(groups, _cache_bytes(device)).layout
+    coordinator = Coordinator(groups, layout, config=CacheConfig(enable_prefix_caching=False))
     scheduler = Scheduler(SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048), coordinator)
     draw = random.Random(0)
     for index in range(num_requests):
         prompt = draw.choices(range(model.info.vocab_size), k=prompt_tokens)
         scheduler.add_request(make_request(str(index), prompt, coordinator))
-    return scheduler, ModelRunner(model, groups, memory.num_blocks, device=device)
+    return scheduler, ModelRunner(model, groups, layout, device=device)
 
 
 def _cache_bytes(device: torch.device) -> int:

@@ -271,15 +271,23 @@ def make_state_meta(
     return meta, max([num_rows, *(slot for _, _, slot in captures)]) + 1
 
 
+STATE_NAMES = {
+    "causal_conv1d": "conv_SIW",
+    "mamba1_scan": "state_SIN",
+    "mamba2_scan": "state_SHDN",
+    "gated_delta_rule": "state_SHND",
+}
+"""What each recurrent op calls its states."""
+
+
 def _stateful(name: str, states: Tensor, meta: StateMeta, **inputs: object) -> tuple[Run, Run]:
     """An op and its reference, each with states of its own; both return the output and the slots written."""
     copies = {ssm: states, ssm_reference: states.clone()}
     slots = torch.cat([meta.slots_R, meta.capture_slots_C])
 
     def run(module: object) -> tuple[Tensor, Tensor]:
-        state_name = "conv_SIW" if name == "causal_conv1d" else f"state_S{'HDN' if name == 'mamba2_scan' else 'IN'}"
         mine = copies[module]  # type: ignore[index]
-        out = getattr(module, name)(**inputs, **{state_name: mine}, meta=meta)
+        out = getattr(module, name)(**inputs, **{STATE_NAMES[name]: mine}, meta=meta)
         return (out, mine) if mine.device.type == "meta" else (out, mine[slots])
 
     return lambda: run(ssm), lambda: run(ssm_reference)
@@ -346,6 +354,34 @@ def make_mamba2(
     )
 
 
+def make_delta(
+    device: torch.device, dtype: torch.dtype, scan: Scan, is_by_row: bool, num_queries: list[int], captures: list
+) -> Work:
+    """The gated delta rule, with a decay for each head or for each row of its state."""
+    meta, num_slots = make_state_meta(device, num_queries, captures)
+    num_tokens, decays = sum(num_queries), scan.states if is_by_row else 1
+    inputs = {
+        "q_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
+        "k_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
+        "v_THD": _random(device, dtype, num_tokens, scan.heads, scan.size),
+        "dt_THN": _random(device, dtype, num_tokens, scan.heads, decays),
+        "b_TH": _random(device, dtype, num_tokens, scan.heads),
+        "A_H": -torch.rand(scan.heads, device=device),
+        "dt_bias_HN": torch.randn(scan.heads, decays, device=device) - 1,
+        "beta_scale": 1.0,
+        "chunk": PIECE_TOKENS,
+    }
+    cache = torch.randn(num_slots, scan.heads, scan.states, scan.size, device=device)
+    state_elements = scan.heads * scan.size * scan.states
+    v_THD = inputs["v_THD"]
+    assert isinstance(v_THD, Tensor)
+    return Work(
+        *_stateful("gated_delta_rule", cache, meta, **inputs),
+        num_bytes=2 * v_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
+        num_flops=6.0 * num_tokens * state_elements,
+    )
+
+
 def make_gated_norm(device: torch.device, dtype: torch.dtype, width: int, group_size: int) -> Work:
     """The norm behind a scan."""
     x_TI, gate_TI = _random(device, dtype, 70, width), _random(device, dtype, 70, width)
@@ -353,6 +389,6 @@ def make_gated_norm(device: torch.device, dtype: torch.dtype, width: int, group_
     return Work(
         lambda: ssm.gated_rms_norm(x_TI, gate_TI, weight_I, eps=1e-5, group_size=group_size),
         lambda: ssm_reference.gated_rms_norm(
-            x_TI, gate_TI, weight_I, eps=1e-5, group_size=group_size, norm_before_gate=False
+            x_TI, gate_TI, weight_I, eps=1e-5, group_size=group_size, norm_before_gate=False, activation="silu"
         ),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybrid_engine.bench.traces import BlockCall, Call, Message, MessageCall
+from hybrid_engine.bench.calls import BlockCall, Call, Message, MessageCall, TextCall
+from hybrid_engine.bench.workload import BlockPrompt, TokenPrompt, WorkItem
 from hybrid_engine.errors import ConfigError, TraceError
 from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 
@@ -49,23 +51,48 @@ class Renderer:
         """replaces_assistant: prompts show another text than the assistant wrote, as when agents strip reasoning."""
         self._encode = lru_cache(maxsize=None)(lambda text: tuple(encode(text)))
         self._replaces_assistant = replaces_assistant
+        self._messages: dict[tuple[str, str], tuple[int, ...]] = {}
         self._scopes: dict[str, int] = {}
         self._num_unmatched = 0
 
     def render(self, call: Call) -> TokenCall:
         """Return a call's tokens."""
-        return self._render_messages(call) if isinstance(call, MessageCall) else self._render_blocks(call)
+        if isinstance(call, BlockCall):
+            return self._render_blocks(call)
+        item = self.item(call)
+        if isinstance(call, TextCall):
+            item = replace(item, answer=(ANSWER_TOKEN_ID,) * item.num_answer_tokens)
+        assert isinstance(item.prompt, TokenPrompt)
+        assert item.answer is not None
+        return TokenCall(item.prompt.token_ids(), item.answer, item.message_boundaries)
 
-    def _render_messages(self, call: MessageCall) -> TokenCall:
+    def item(self, call: Call) -> WorkItem:
+        """Return a call as it is replayed: texts as tokens, in pieces that prompts share, blocks as they are."""
+        when = {each.name: getattr(call.when, each.name) for each in fields(call.when)}
+        if isinstance(call, BlockCall):
+            prompt = BlockPrompt(
+                call.num_prompt_tokens, call.block_runs, call.block_tokens, call.scope, call.names_answer
+            )
+            ends = call.message_boundaries
+            return WorkItem(call.session, prompt, call.num_answer_tokens, message_boundaries=ends, **when)
+        if isinstance(call, TextCall):
+            return WorkItem(call.session, TokenPrompt((self._encode(call.text),)), call.num_answer_tokens, **when)
+        pieces, answer, ends = self._pieces(call)
+        return WorkItem(call.session, TokenPrompt(pieces), len(answer), answer, message_boundaries=ends, **when)
+
+    def _pieces(self, call: MessageCall) -> tuple[tuple[Sequence[int], ...], Sequence[int], tuple[int, ...]]:
+        """Return a prompt's tokens, message by message, those of the answer, and where the messages end."""
         pieces = [self._message(_edited(each) if self._replaces_assistant else each) for each in call.messages]
-        ends = list(accumulate(map(len, pieces)))
+        ends = tuple(accumulate(map(len, pieces)))
         pieces.append(self._encode(_head(call.answer)))
-        answer = self._encode(_body(call.answer)) + self._encode("<|end|>")
-        return TokenCall([token for piece in pieces for token in piece], answer, ends)
+        return tuple(pieces), self._encode(_body(call.answer)) + self._encode("<|end|>"), ends
 
     def _message(self, message: Message) -> tuple[int, ...]:
-        parts = (_head(message), _body(message), "<|end|>", "\n")
-        return tuple(token for part in parts for token in self._encode(part))
+        head, body = _head(message), _body(message)
+        if (head, body) not in self._messages:
+            parts = (head, body, "<|end|>", "\n")
+            self._messages[head, body] = tuple(token for part in parts for token in self._encode(part))
+        return self._messages[head, body]
 
     def _render_blocks(self, call: BlockCall) -> TokenCall:
         """Give each block tokens of its own, and tokens that never come again to what the blocks don't cover."""
@@ -89,7 +116,7 @@ class TemplateRenderer(Renderer):
         self._template = template
         self._ends = MessageEnds()
 
-    def _render_messages(self, call: MessageCall) -> TokenCall:
+    def _pieces(self, call: MessageCall) -> tuple[tuple[Sequence[int], ...], Sequence[int], tuple[int, ...]]:
         messages = [dict(_edited(each) if self._replaces_assistant else each) for each in call.messages]
         try:
             prompt = self._text(messages, invites=True)
@@ -103,7 +130,9 @@ class TemplateRenderer(Renderer):
         boundaries = token_positions(ends, encoded["offset_mapping"])
         answer = whole[len(prompt) :] if whole.startswith(prompt) else _body(call.answer)
         # An answer is at least one token: the one that ends it.
-        return TokenCall(encoded["input_ids"], self._encode(answer) or (ANSWER_TOKEN_ID,), boundaries)
+        # Four bytes a token: a prompt tokenised as a whole shares nothing with others.
+        pieces = (array("i", encoded["input_ids"]),)
+        return pieces, self._encode(answer) or (ANSWER_TOKEN_ID,), tuple(boundaries)
 
     def _text(self, messages: list[dict[str, Any]], *, invites: bool) -> str:
         text = self._tokenizer.apply_chat_template(

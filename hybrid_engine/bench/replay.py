@@ -22,6 +22,7 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.errors import ConfigError, PromptTooLongError
 from hybrid_engine.explanation import CacheExplanation
+from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.groups.spec import (
     ENDLESS,
     FullAttentionSpec,
@@ -175,19 +176,12 @@ def replay(
     """
     groups, needs = make_groups(settings), survey(calls, make_renderer(), settings)
     if settings.memory_bytes is None:
-        num_blocks: Sequence[int] = ample_blocks(groups, needs, settings)
+        layout = split_memory(groups, ample_blocks(groups, needs, settings))
     else:
-        num_blocks = plan_memory(
-            groups,
-            settings.memory_bytes,
-            max_model_len=needs.longest_tokens,
-            max_num_seqs=settings.concurrency,
-            max_num_scheduled_tokens=settings.step_tokens,
-        ).num_blocks
-    memory_bytes = sum((count + 1) * group.block_bytes for count, group in zip(num_blocks, groups, strict=True))
+        layout = plan_memory(groups, settings.memory_bytes).layout
     config = CacheConfig(block_size=settings.block_size, checkpoint_interval=settings.checkpoint_interval)
-    run = _Replay(Coordinator(groups, num_blocks, config=config), make_renderer(), settings, on_request)
-    run.result.memory_bytes = memory_bytes
+    run = _Replay(Coordinator(groups, layout, config=config), make_renderer(), settings, on_request)
+    run.result.memory_bytes = layout.num_bytes
     run.run(calls)
     return run.result
 

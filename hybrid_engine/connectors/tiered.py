@@ -198,7 +198,8 @@ class TieredConnector(Stored):
             self._save(transfer)
 
     def _block_transfer(self, group_index: int, block_hash: BlockHash, block: Block) -> Transfer:
-        part = BlockPart(group_index, block.block_id, self._coordinator.managers[group_index].block_size)
+        block_id = self._coordinator.memory.stored_id(group_index, block)
+        part = BlockPart(group_index, block_id, self._coordinator.managers[group_index].block_size)
         return Transfer(BlockKey(group_index, block_hash), (part,))
 
     def _checkpoint_transfer(self, checkpoint: Checkpoint) -> Transfer:
@@ -206,7 +207,7 @@ class TieredConnector(Stored):
         for i, _, num_slots in self._parts(checkpoint.position):
             block = checkpoint.blocks[i]
             assert block is not None, f"{checkpoint} has no part in group {i}"
-            parts.append(BlockPart(i, block.block_id, num_slots))
+            parts.append(BlockPart(i, self._coordinator.memory.stored_id(i, block), num_slots))
         return Transfer(CheckpointKey(checkpoint.parent, checkpoint.tail, checkpoint.position), tuple(parts))
 
     def _save(self, transfer: Transfer) -> None:

@@ -127,16 +127,11 @@ class GroupManager(Generic[Spec]):
         start = max(len(table) + len(hit), self.first_needed_block(num_computed_tokens))
         return max(0, ceil_div(num_slots, self.block_size) - start)
 
-    def num_short(self, num_blocks: int, hit: Sequence[Block], partial: Block | None) -> int:
-        """Return how many free blocks are missing to take num_blocks once a hit, and a block to copy, are held."""
-        num_free = self.pool.num_free
-        # Only those that nobody holds leave the free queue; they are counted only where it can matter.
-        if num_blocks + len(hit) + 1 <= num_free:
-            return 0
+    def num_cached_blocks(self, hit: Sequence[Block], partial: Block | None) -> int:
+        """Return how many blocks of a hit, and of a block to copy, nobody holds yet."""
         null_block = self.pool.null_block
-        num_leaving = sum([block.ref_count == 0 for block in hit if block is not null_block])
-        num_leaving += partial is not None and partial.ref_count == 0
-        return max(0, num_blocks + num_leaving - num_free)
+        num_cached = sum([block.ref_count == 0 for block in hit if block is not null_block])
+        return num_cached + (partial is not None and partial.ref_count == 0)
 
     def pin_hit(self, table: list[Block], hit: Sequence[Block], partial: Block | None) -> None:
         """Hold the blocks of a hit and put them in an empty table; hold the block that is to be copied."""

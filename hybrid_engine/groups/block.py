@@ -10,10 +10,13 @@ from hybrid_engine.step_plan import BlockId
 
 if TYPE_CHECKING:
     from hybrid_engine.groups.checkpoints import Checkpoint
+    from hybrid_engine.groups.extent import Extent
 
 
 class Block:
-    """A block's owner count, its key if it can be found, and its place among the free ones.
+    """A block's owner count, its key if it can be found, its place in memory, and its place among the free ones.
+
+    Its id, and the extent that it lies in, change when it is moved out of the way; whoever holds it need not know.
 
     | ref_count | block_hash | queue | state                                            |
     |-----------|------------|-------|--------------------------------------------------|
@@ -24,14 +27,18 @@ class Block:
     | 0         | None       | None  | empty: its bytes mean nothing                    |
     """
 
-    __slots__ = ("block_hash", "block_id", "checkpoints", "queue", "ref_count")
+    __slots__ = ("block_hash", "block_id", "checkpoints", "extent", "queue", "ref_count", "released_at")
 
-    def __init__(self, block_id: BlockId) -> None:
+    def __init__(self, block_id: BlockId, extent: Extent | None = None) -> None:
+        """extent: where it lies; None for the null block, which lies in none."""
         self.block_id = block_id
+        self.extent = extent
         self.ref_count = 0
         self.block_hash: BlockHash | None = None
-        self.queue: OrderedDict[BlockId, Block] | None = None
+        self.queue: OrderedDict[Block, None] | None = None
         self.checkpoints: list[Checkpoint] = []
+        self.released_at = 0
+        """When it came into its queue, on the arena's count of such events."""
 
     @property
     def is_known(self) -> bool:

@@ -16,11 +16,10 @@ end are spare, see `is_spare`. A spare one is lost only when memory is short, bu
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 
 from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.groups.pool import BlockPool
 
@@ -41,7 +40,7 @@ def is_spare(position: int, newest: int, interval: int) -> bool:
 class Checkpoint:
     """One recorded position; equal only to itself."""
 
-    __slots__ = ("blocks", "is_periodic", "keys", "num_pins", "parent", "position", "tail")
+    __slots__ = ("blocks", "is_periodic", "is_spare", "keys", "last_event", "num_pins", "parent", "position", "tail")
 
     def __init__(
         self,
@@ -62,7 +61,11 @@ class Checkpoint:
         self.blocks = blocks
         self.keys = keys
         self.num_pins = 0
-        """Running requests that laid it: it stays while they run."""
+        """Running requests that laid it: it stays while they run. `CheckpointIndex.pin` and `unpin` count them."""
+        self.last_event = 0
+        """When it was last recorded, used or thinned, in the order of such events."""
+        self.is_spare = False
+        """It is one too many on a long prompt, and was not used since it became so."""
         self.is_periodic = False
         """Laid only because the prompt is long, and not used yet: it may become spare."""
 
@@ -77,22 +80,22 @@ def _keep_nothing(checkpoint: Checkpoint) -> None:
 class CheckpointIndex:
     """The recorded checkpoints; one goes as soon as any group's block of it is taken."""
 
-    def __init__(self, pools: Sequence[BlockPool], *, is_unit: bool = False) -> None:
-        """is_unit: checkpoints are kept and given up as a whole; the pools then ask here for room."""
+    def __init__(self, pools: Sequence[BlockPool], *, policy: EvictionPolicy | None = None) -> None:
+        """policy: checkpoints are kept as a whole, and it says which one goes; the pools then ask here for room."""
         self._pools = pools
-        self._is_unit = is_unit
+        self._is_unit = policy is not None
+        self._policy = policy or EvictionPolicy()
         self._by_parent: dict[BlockHash, dict[tuple[int, ...], Checkpoint]] = {}
-        self._by_recency: OrderedDict[Checkpoint, None] = OrderedDict()
         self.on_given_up: Callable[[Checkpoint], None] = _keep_nothing
         """Told of each checkpoint, spare ones excepted, that goes for lack of memory, its blocks' bytes still there."""
-        self._spare: OrderedDict[Checkpoint, None] = OrderedDict()
         self.num_recorded = 0
         """Checkpoints that were new when they were recorded."""
+        self._num_events = 0
         for pool in pools:
             pool.on_checkpoint_lost = self._give_up
-            if is_unit:
+            if self._is_unit:
                 pool.needed = {}
-                pool.make_empty = self._give_up_for
+                pool.arena.give_up_one = self.give_up_one
 
     def __iter__(self) -> Iterator[Checkpoint]:
         for siblings in self._by_parent.values():
@@ -100,7 +103,8 @@ class CheckpointIndex:
 
     def worth_keeping(self) -> Iterator[Checkpoint]:
         """Iterate over all but the spare ones, the least recently used first."""
-        return iter(self._by_recency)
+        kept = (checkpoint for checkpoint in self if not checkpoint.is_spare)
+        return iter(sorted(kept, key=lambda checkpoint: checkpoint.last_event))
 
     def record(self, checkpoint: Checkpoint) -> Checkpoint:
         """Keep a checkpoint whose blocks are written and held; return it, or the one of the same prefix that stays."""
@@ -111,27 +115,46 @@ class CheckpointIndex:
                 return older
             self.forget(older)
         self._by_parent.setdefault(checkpoint.parent, {})[checkpoint.tail] = checkpoint
-        self._by_recency[checkpoint] = None
+        self._note_event(checkpoint)
         self.num_recorded += 1
         for block in checkpoint.blocks:
             if block is not None:
                 block.checkpoints.append(checkpoint)
         for pool, keys in zip(self._pools, checkpoint.keys, strict=False):
             pool.need(keys)
+        self._policy.record(checkpoint)
         return checkpoint
 
     def touch(self, checkpoint: Checkpoint) -> None:
         """Note that a checkpoint was used; those on the way to it stay as old as they are."""
         checkpoint.is_periodic = False
-        self._spare.pop(checkpoint, None)
-        self._by_recency[checkpoint] = None
-        self._by_recency.move_to_end(checkpoint)
+        checkpoint.is_spare = False
+        self._note_event(checkpoint)
+        self._policy.use(checkpoint)
 
     def thin(self, checkpoint: Checkpoint) -> None:
         """Let a checkpoint go before all others when memory is short, unless it is used until then."""
-        del self._by_recency[checkpoint]
-        self._spare[checkpoint] = None
+        checkpoint.is_spare = True
         checkpoint.is_periodic = False
+        self._note_event(checkpoint)
+        self._policy.thin(checkpoint)
+
+    def pin(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint until it is unpinned as often as it was pinned."""
+        checkpoint.num_pins += 1
+        if checkpoint.num_pins == 1:
+            self._policy.pin(checkpoint)
+
+    def unpin(self, checkpoint: Checkpoint) -> None:
+        """Undo one `pin`."""
+        assert checkpoint.num_pins > 0, f"{checkpoint} is not pinned"
+        checkpoint.num_pins -= 1
+        if checkpoint.num_pins == 0 and self.is_recorded(checkpoint):
+            self._policy.unpin(checkpoint)
+
+    def is_recorded(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint has not been forgotten."""
+        return self.get(checkpoint.parent, checkpoint.tail) is checkpoint
 
     def forget(self, checkpoint: Checkpoint) -> None:
         """Drop a checkpoint; a block that only it made useful is empty from now on."""
@@ -139,13 +162,13 @@ class CheckpointIndex:
         del siblings[checkpoint.tail]
         if not siblings:
             del self._by_parent[checkpoint.parent]
-        (self._spare if checkpoint in self._spare else self._by_recency).pop(checkpoint)
         for pool, block in zip(self._pools, checkpoint.blocks, strict=True):
             if block is not None:
                 block.checkpoints.remove(checkpoint)
                 pool.settle(block)
         for pool, keys in zip(self._pools, checkpoint.keys, strict=False):
             pool.release_need(keys)
+        self._policy.forget(checkpoint)
 
     def forget_all(self) -> None:
         """Drop all checkpoints."""
@@ -170,17 +193,24 @@ class CheckpointIndex:
             if checkpoint is not None:
                 yield checkpoint
 
+    def give_up_one(self) -> bool:
+        """Give up the checkpoint that is worth least over all groups; return False when all are pinned, or none is."""
+        if not self._is_unit:
+            return False
+        victim = self._policy.next_victim()
+        if victim is None:
+            return False
+        assert victim.num_pins == 0, f"{victim} was to go"
+        if victim.is_spare:
+            self.forget(victim)
+        else:
+            self._give_up(victim)
+        return True
+
     def _give_up(self, checkpoint: Checkpoint) -> None:
         self.on_given_up(checkpoint)
         self.forget(checkpoint)
 
-    def _give_up_for(self, pool: BlockPool, num_blocks: int) -> None:
-        """Give up checkpoints, spare ones and then the least recently used, until a pool has so many empty blocks."""
-        while pool.free.num_empty < num_blocks:
-            order = chain(self._spare, self._by_recency)
-            victim = next((checkpoint for checkpoint in order if checkpoint.num_pins == 0), None)
-            assert victim is not None, f"{pool.num_free} blocks are free, {pool.free.num_empty} of {num_blocks} empty"
-            if victim in self._spare:
-                self.forget(victim)
-            else:
-                self._give_up(victim)
+    def _note_event(self, checkpoint: Checkpoint) -> None:
+        self._num_events += 1
+        checkpoint.last_event = self._num_events

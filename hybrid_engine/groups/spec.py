@@ -26,6 +26,8 @@ class AttentionSpec:
     element_bytes: int
     block_size: int = 16
     """Tokens in a block."""
+    v_head_size: int | None = None
+    """Size of a value's heads where it differs from that of a key's; 0: values are parts of the keys."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -39,12 +41,23 @@ class AttentionSpec:
     @property
     def layer_token_bytes(self) -> int:
         """Bytes that one token takes in one layer: a key and a value."""
-        return 2 * self.num_kv_heads * self.head_size * self.element_bytes
+        return self.num_kv_heads * (self.head_size + self.value_size) * self.element_bytes
+
+    @property
+    def value_size(self) -> int:
+        """Size of a value's heads."""
+        return self.head_size if self.v_head_size is None else self.v_head_size
 
     @property
     def page_bytes(self) -> int:
         """Bytes that one block takes in one layer."""
-        return self.layer_token_bytes * self.block_size
+        return sum(self.tensor_bytes)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the keys and of the values."""
+        per_size = self.num_kv_heads * self.block_size * self.element_bytes
+        return per_size * self.head_size, per_size * self.value_size
 
 
 @dataclass(frozen=True)
@@ -122,8 +135,13 @@ class MambaSpec:
     @property
     def page_bytes(self) -> int:
         """Bytes of one state in one layer."""
+        return sum(self.tensor_bytes)
+
+    @property
+    def tensor_bytes(self) -> tuple[int, ...]:
+        """The same, of the convolution's inputs and of the recurrent state."""
         conv_bytes = math.prod(self.conv_shape) * self.conv_element_bytes
-        return conv_bytes + math.prod(self.ssm_shape) * self.ssm_element_bytes
+        return conv_bytes, math.prod(self.ssm_shape) * self.ssm_element_bytes
 
 
 LayerSpec = AttentionSpec | MambaSpec

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybrid_engine.groups.layout import MemoryLayout
 from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta, Extent
 from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
 from hybrid_engine.runner.sampler import RequestSampling
 from hybrid_engine.runner.staging import Staging
-from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, RequestId, StartedRequest, StepPlan
+from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, BlockMove, RequestId, StartedRequest, StepPlan
 
 Row = NewType("Row", int)
 """Where a known request stands in the arrays. Neither its place in a plan nor anything of its blocks."""
@@ -65,10 +66,10 @@ class PackedBatch:
 class BlockTables:
     """The block tables of one group, by row. In a state group: the request's working slot, then its draft slots."""
 
-    def __init__(self, group: Group, num_blocks: int) -> None:
-        """num_blocks: usable ones; the null block comes on top."""
+    def __init__(self, group: Group, num_ids: int) -> None:
+        """num_ids: all block ids are below it."""
         self.group = group
-        self.num_blocks = num_blocks
+        self.num_ids = num_ids
         self._ids = np.full((_FIRST_ROWS, _FIRST_BLOCKS), NULL_BLOCK_ID, np.int32)
         self._lengths = np.zeros(_FIRST_ROWS, np.int64)
 
@@ -86,13 +87,25 @@ class BlockTables:
     def append(self, row: Row, block_ids: Sequence[BlockId]) -> None:
         """Put blocks at the end of a row's table."""
         ids = np.array(block_ids, np.int64)
-        assert ((ids >= NULL_BLOCK_ID) & (ids <= self.num_blocks)).all(), (
-            f"blocks {block_ids} of group {self.group.group_id}, which has 0 .. {self.num_blocks}"
+        assert ((ids >= NULL_BLOCK_ID) & (ids < self.num_ids)).all(), (
+            f"blocks {block_ids} of group {self.group.group_id}, which has ids below {self.num_ids}"
         )
         start, end = self._lengths[row], self._lengths[row] + len(ids)
         self._ids = _grown(self._ids, len(self._ids), end)
         self._ids[row, start:end] = ids
         self._lengths[row] = end
+
+    def move(self, moves: Sequence[BlockMove]) -> None:
+        """Let blocks lie elsewhere, one move after the other."""
+        target_of: dict[int, int] = {}
+        source_of: dict[int, int] = {}
+        for move in moves:
+            first = source_of.pop(move.source_id, move.source_id)
+            target_of[first], source_of[move.target_id] = move.target_id, first
+        sources = np.array(sorted(target_of), np.int32)
+        targets = np.array([target_of[source] for source in sources.tolist()], np.int32)
+        index = np.minimum(np.searchsorted(sources, self._ids), len(sources) - 1)
+        self._ids = np.where(sources[index] == self._ids, targets[index], self._ids)
 
     def gather(self, rows: np.ndarray, num_keys: np.ndarray) -> np.ndarray:
         """Return the tables of these rows, int32, as wide as the longest of num_keys needs."""
@@ -119,14 +132,12 @@ class BlockTables:
 class BatchState:
     """The requests that the runner knows."""
 
-    def __init__(
-        self, groups: Sequence[Group], num_blocks: Sequence[int], *, vocab_size: int, device: torch.device | str = "cpu"
-    ) -> None:
-        """num_blocks: usable blocks of each group; the null block comes on top."""
+    def __init__(self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        """layout: which block ids there are."""
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._staging = Staging(device)
-        self.tables = tuple(BlockTables(group, count) for group, count in zip(groups, num_blocks, strict=True))
+        self.tables = tuple(BlockTables(group, layout.num_ids(i)) for i, group in enumerate(layout.groups))
         self._row_of: dict[RequestId, Row] = {}
         self._samplings: list[RequestSampling | None] = [None] * _FIRST_ROWS
         # Taken from the end, so that few requests keep to the first rows.
@@ -157,13 +168,18 @@ class BatchState:
     # A plan's news
 
     def apply(self, plan: StepPlan, prepare_sampling: Callable[[StartedRequest, np.ndarray], RequestSampling]) -> None:
-        """Forget what ended, then take in what started and what got new blocks."""
+        """Forget what ended, note what was moved, then take in what started and what got new blocks."""
         for request_id in plan.ended_ids:
             # It may have ended before it ever started here.
             row = self._row_of.pop(request_id, None)
             if row is not None:
                 self._samplings[row] = None
                 self._free_rows.append(row)
+        if plan.block_moves:
+            for tables in self.tables:
+                moves = [move for move in plan.block_moves if move.group_id == tables.group.group_id]
+                if moves:
+                    tables.move(moves)
         for started in plan.started:
             self._start(started, prepare_sampling)
         for new in plan.new_blocks:

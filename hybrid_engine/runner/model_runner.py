@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels import native
 from hybrid_engine.models.base import ForwardBatch, Model
@@ -34,14 +35,14 @@ class ModelRunner:
         self,
         model: Model,
         groups: Sequence[Group],
-        num_blocks: Sequence[int],
+        memory: MemoryLayout | Sequence[int],
         *,
         device: torch.device | str = "cpu",
         eos_token_ids: Iterable[int] | None = None,
         store: ByteStore | None = None,
         grammars: Grammars | None = None,
     ) -> None:
-        """num_blocks: usable blocks of each group; the null block comes on top.
+        """memory: where blocks can lie, as the coordinator has it; or how many usable ones each group has.
 
         store: what plans' transfers go to and come from; None: no plan has any.
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
@@ -53,9 +54,10 @@ class ModelRunner:
             # All at once and before the first request, who would else wait for a compiler.
             native.prepare()
         self.model = model
-        self.cache = CacheTensors(groups, num_blocks, dtype=model.dtype, device=device)
+        layout = memory if isinstance(memory, MemoryLayout) else split_memory(groups, memory)
+        self.cache = CacheTensors(layout, dtype=model.dtype, device=device)
         self._transfers = Transfers(self.cache, store) if store is not None else None
-        num_layers = len(model.info.layers)
+        num_layers = len(model.info.cached_layers)
         assert len(self.cache.layers) == num_layers, f"groups hold {len(self.cache.layers)} of {num_layers} layers"
         group_of = {layer: group_id for group_id, group in enumerate(groups) for layer in group.layer_indices}
         self._group_of_layer = [group_of[layer] for layer in range(num_layers)]
@@ -64,7 +66,7 @@ class ModelRunner:
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
             grammars=grammars,
         )
-        self._batch = BatchState(groups, num_blocks, vocab_size=model.info.vocab_size, device=device)
+        self._batch = BatchState(layout, vocab_size=model.info.vocab_size, device=device)
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
@@ -117,12 +119,12 @@ class ModelRunner:
             )
         )
 
-    def _transfer(self, plan: StepPlan, moved: TransferPlan) -> None:
-        assert self._transfers is not None, "a plan moves bytes, and this runner has no store"
-        self._transfers.save(moved.saves)
+    def _transfer(self, plan: StepPlan, transfers: TransferPlan) -> None:
+        assert self._transfers is not None, "a plan transfers bytes, and this runner has no store"
+        self._transfers.save(transfers.saves)
         self.cache.copy_blocks(plan.block_copies)
-        self.cache.copy_blocks(moved.copies)
-        for load in moved.loads:
+        self.cache.copy_blocks(transfers.copies)
+        for load in transfers.loads:
             self._transfers.start(load)
 
     def _wanted_logits(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor) -> Tensor:

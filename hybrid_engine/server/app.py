@@ -54,7 +54,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
         engine.start()
         yield
         await engine.close()
-        service.text.close()
+        service.close()
 
     app = FastAPI(title="hybrid-engine", version=__version__, lifespan=lifespan)
     app.state.service = service

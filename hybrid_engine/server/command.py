@@ -127,6 +127,9 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             list[str] | None, typer.Option(help="An origin from which browsers may ask; '*': any.")
         ] = None,
         access_log: Annotated[bool, typer.Option(help="A line for each request, without its text.")] = True,
+        cache_log: Annotated[
+            Path | None, typer.Option(help="Append to this file what `hybrid-engine replay` needs; it holds no text.")
+        ] = None,
         admin: Annotated[bool, typer.Option(help="Offer the routes below /cache.")] = True,
         tls_certificate: Annotated[Path | None, typer.Option("--tls-certificate", "--ssl-certfile")] = None,
         tls_key: Annotated[Path | None, typer.Option("--tls-key", "--ssl-keyfile")] = None,
@@ -147,6 +150,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             reasoning_parser=reasoning_parser,
             is_admin_open=admin,
             has_access_log=access_log,
+            cache_log=cache_log,
         )
         try:
             from hybrid_engine.server.run import Listener, run_server

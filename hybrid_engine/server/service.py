@@ -12,6 +12,7 @@ from hybrid_engine.async_engine import AnswerStream, AsyncEngine
 from hybrid_engine.engine import Prompt
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, ClientGoneError
+from hybrid_engine.server.cache_log import CacheLog, describe_engine
 from hybrid_engine.server.metrics import ServerMetrics
 from hybrid_engine.server.prefixes import PrefixUse
 from hybrid_engine.server.settings import ServerSettings
@@ -30,6 +31,7 @@ class Service:
         self.metrics = ServerMetrics(settings.model_name)
         self.prefixes = PrefixUse()
         self.text = TextWorker(engine.tokenizer, chat_template=settings.chat_template)
+        self.cache_log = CacheLog(settings.cache_log, model=settings.model_name) if settings.cache_log else None
         self.start_time = int(time.time())
         self._max_in_flight = settings.max_concurrency or engine.max_num_seqs + settings.max_queue
         self._num_in_flight = 0
@@ -39,6 +41,12 @@ class Service:
     def num_in_flight(self) -> int:
         """Answers accepted and not ended."""
         return self._num_in_flight
+
+    def close(self) -> None:
+        """Let go of threads and files."""
+        self.text.close()
+        if self.cache_log is not None:
+            self.cache_log.close()
 
     async def snapshot(self) -> EngineSnapshot:
         """Look at the engine between two steps."""
@@ -94,12 +102,27 @@ class Service:
         num_answers = sum(prompt.sampling.n for prompt in prompts)
         self._admit(num_answers)
         try:
+            if self.cache_log is not None:
+                await self._begin_log(self.cache_log, prompts)
             stream = await self.engine.submit(prompts)
         except BaseException:
             self._change_in_flight(-num_answers)
+            self.end_log(prompts)
             raise
         limits = [seconds for seconds in (timeout_seconds, self.settings.request_timeout_seconds) if seconds]
-        return Answering(self, stream, num_answers, timeout_seconds=min(limits, default=None))
+        return Answering(self, stream, prompts, timeout_seconds=min(limits, default=None))
+
+    async def _begin_log(self, log: CacheLog, prompts: Sequence[Prompt]) -> None:
+        if not log.has_header:
+            described = await self.engine.call(describe_engine)
+            if not log.has_header:  # nobody was faster
+                log.write_header(described)
+        log.begin(prompts)
+
+    def end_log(self, prompts: Sequence[Prompt]) -> None:
+        """Log what was answered of prompts that nobody waits for any more; those that have ended were logged."""
+        if self.cache_log is not None:
+            self.cache_log.abandon([prompt.request_id for prompt in prompts])
 
     def _admit(self, num_answers: int) -> None:
         if num_answers > self._max_in_flight:
@@ -135,11 +158,11 @@ class Answering(AsyncIterator[RequestOutput]):
     """What is new of some prompts, as it comes; counts it, and ends at the deadline."""
 
     def __init__(
-        self, service: Service, stream: AnswerStream, num_answers: int, *, timeout_seconds: float | None
+        self, service: Service, stream: AnswerStream, prompts: Sequence[Prompt], *, timeout_seconds: float | None
     ) -> None:
         self._service = service
         self._stream = stream
-        self._num_answers = num_answers
+        self._prompts = prompts
         self._start = time.monotonic()
         self._is_closed = False
         self._is_whole = False
@@ -181,7 +204,9 @@ class Answering(AsyncIterator[RequestOutput]):
         self._stream.close(error)
         if not self._is_whole:
             self._service.metrics.note_aborted(reason)
-        self._service._release(self._num_answers, time.monotonic() - self._start if self._is_whole else None)
+        self._service.end_log(self._prompts)
+        num_answers = sum(prompt.sampling.n for prompt in self._prompts)
+        self._service._release(num_answers, time.monotonic() - self._start if self._is_whole else None)
 
     def _time_out(self, seconds: float) -> None:
         error = ApiError(
@@ -191,6 +216,8 @@ class Answering(AsyncIterator[RequestOutput]):
 
     def _note(self, delta: RequestOutput) -> None:
         metrics, now = self._service.metrics, time.monotonic()
+        if self._service.cache_log is not None:
+            self._service.cache_log.note(delta)
         if delta.request_id not in self._noted_prompts:
             self._noted_prompts.add(delta.request_id)
             metrics.note_prompt(delta)

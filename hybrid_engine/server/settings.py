@@ -46,6 +46,8 @@ class ServerSettings:
     is_admin_open: bool = True
     """Whether the routes below /cache may be used, by whoever may ask at all."""
     has_access_log: bool = True
+    cache_log: Path | None = None
+    """A file to which is appended what `hybrid-engine replay` needs; None: nowhere."""
 
     def __post_init__(self) -> None:
         if not self.model_names or not all(self.model_names):

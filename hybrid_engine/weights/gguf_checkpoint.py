@@ -12,6 +12,7 @@ from torch import Tensor
 from hybrid_engine.weights.checkpoint import Checkpoint
 from hybrid_engine.weights.gguf_config import read_config
 from hybrid_engine.weights.gguf_file import GgufFile
+from hybrid_engine.weights.parts import undo_interleaving
 
 OUTER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER_NAMES = {
@@ -88,12 +89,3 @@ def hf_name(name: str, architecture: str) -> str:
     if match is None or match[2] not in names:
         return name
     return f"model.layers.{match[1]}.{names[match[2]]}.{suffix}"
-
-
-def undo_interleaving(weight_N: Tensor, num_heads: int) -> Tensor:
-    """Bring the rows of each head from pairs (0, D/2, 1, D/2 + 1, ...), as llama.cpp rotates them, back to halves.
-
-    weight_N: a weight or bias whose first dimension is num_heads * D.
-    """
-    pairs = weight_N.unflatten(0, (num_heads, -1, 2))
-    return pairs.transpose(1, 2).flatten(0, 2)

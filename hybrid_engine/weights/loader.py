@@ -21,9 +21,19 @@ OLD_HEAD = "language_model.lm_head.weight"
 OLD_NAMES = {"backbone.embedding.weight": "backbone.embeddings.weight"}
 """Of the first Mamba checkpoints."""
 
+ALIASES = (
+    (r"(\.layers\.\d+)\.attention_layer_norm\.", r"\1.input_layernorm."),  # Olmo hybrids
+    (r"(\.layers\.\d+)\.feedforward_layer_norm\.", r"\1.post_attention_layernorm."),
+    (r"\.block_sparse_moe\.(experts|shared_experts|gate|gate_proj|up_proj|down_proj)\.", r".mlp.\1."),
+)
+"""Parts of names that checkpoints have beside the ones that the models ask for: patterns, and what stands for them."""
+
 UNUSED = (
     r".*rotary_emb\.inv_freq",  # derived from the config
-    r"(model\.)?(vision_tower|multi_modal_projector)\..*",  # images aren't read here
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|embed_vision)\..*",  # images aren't read here
+    r"(model\.)?(audio_tower|embed_audio)\..*",  # nor is sound
+    r"(model\.)?mtp\..*",  # nor are tokens guessed by heads of the model's own
+    r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",  # derived from the config (MiniMax)
 )
 """Tensors that a text model leaves alone."""
 
@@ -37,16 +47,18 @@ def load_weights(
     *,
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
+    unused: Iterable[str] = (),
 ) -> None:
     """Fill every weight and hand it over, one at a time, so that no more than one lies in memory twice.
 
+    unused: patterns of tensors that this model leaves alone, beside those that all text models do.
     Raises CheckpointError when a tensor is missing, has another shape, is of integers, isn't finite or is left over.
     """
     weights = list(weights)
     names = stored_names(checkpoint)
     counts = Counter(part.name for weight, _ in weights for part in weight.parts)
     assert max(counts.values()) == 1, f"declared twice: {[name for name, count in counts.items() if count > 1]}"
-    check_complete(checkpoint, names, counts.keys())
+    check_complete(checkpoint, names, counts.keys(), unused=tuple(unused))
     for weight, take in weights:
         kept_dtype = torch.float32 if weight.is_float32 else dtype
         take(weight, filled(weight, checkpoint, names, dtype=kept_dtype).to(device))
@@ -73,20 +85,21 @@ def read_part(part: Part, checkpoint: Checkpoint, name: str, *, dtype: torch.dty
     weights, which mean nothing without their scales.
     """
     shape = tuple(checkpoint.shape(name))
-    if shape != part.shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: {name} has shape {list(shape)}, its config implies {list(part.shape)}"
-        )
+    implied = part.stored_shape or part.shape
+    if shape != implied:
+        raise CheckpointError(f"{checkpoint.path}: {name} has shape {list(shape)}, its config implies {list(implied)}")
     tensor = checkpoint.tensor(name, dtype=dtype)
     if not tensor.is_floating_point():
         stored = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(
             f"{checkpoint.path}: {name} is stored as {stored}, must be a float: take a checkpoint that isn't quantised"
         )
-    return tensor
+    return tensor if part.change is None else part.change(tensor)
 
 
-def check_complete(checkpoint: Checkpoint, names: dict[str, str], wanted: Iterable[str]) -> None:
+def check_complete(
+    checkpoint: Checkpoint, names: dict[str, str], wanted: Iterable[str], *, unused: tuple[str, ...] = ()
+) -> None:
     """Raise CheckpointError unless the checkpoint has all that is wanted and nothing that isn't accounted for."""
     wanted = set(wanted)
     if missing := sorted(wanted - names.keys()):
@@ -96,7 +109,7 @@ def check_complete(checkpoint: Checkpoint, names: dict[str, str], wanted: Iterab
     if HEAD in spare:
         check_tied(checkpoint, names)
         spare = spare - {HEAD}
-    if foreign := sorted(name for name in spare if not is_unused(name)):
+    if foreign := sorted(name for name in spare if not is_unused(name, UNUSED + unused)):
         raise CheckpointError(f"{checkpoint.path} has tensors that nothing reads: {listed(foreign)}")
 
 
@@ -123,9 +136,21 @@ def stored_names(checkpoint: Checkpoint) -> dict[str, str]:
             names["model." + name.removeprefix(prefix)] = name
         else:
             names[OLD_NAMES.get(name, name)] = name
-    return names
+    plain: dict[str, str] = {}
+    for name, stored_name in names.items():
+        other = plain.setdefault(plain_name(name), stored_name)
+        if other != stored_name:
+            raise CheckpointError(f"{checkpoint.path} has {other} and {stored_name}, which are names of one weight")
+    return plain
 
 
-def is_unused(name: str) -> bool:
+def plain_name(name: str) -> str:
+    """A name without aliases in it."""
+    for pattern, replacement in ALIASES:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def is_unused(name: str, patterns: Iterable[str] = UNUSED) -> bool:
     """Whether a text model leaves this tensor alone."""
-    return any(re.fullmatch(pattern, name) for pattern in UNUSED)
+    return any(re.fullmatch(pattern, name) for pattern in patterns)

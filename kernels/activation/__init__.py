@@ -10,13 +10,13 @@ from hybrid_engine.kernels.dispatch import implementation
 
 __all__ = ["act_mul"]
 
-KINDS = ("gelu_tanh", "silu")
+KINDS = ("gelu", "gelu_tanh", "silu")
 
 
 def act_mul(gate_up_TC: Tensor, *, kind: str) -> Tensor:
     """act(gate) * up: [T, I], computed in float32.
 
-    gate_up_TC: float32 or bfloat16, C = 2I: gate's columns, then up's. kind: "gelu_tanh" or "silu".
+    gate_up_TC: float32 or bfloat16, C = 2I: gate's columns, then up's. kind: one of KINDS.
     Raises ShapeError when a shape or dtype doesn't fit or the kind is unknown.
     """
     check_shape("gate_up_TC", gate_up_TC, None, None)

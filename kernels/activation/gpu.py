@@ -18,6 +18,6 @@ def act_mul(gate_up_TC: Tensor, *, kind: str) -> Tensor:
     out_TI = torch.empty(num_tokens, num_columns, dtype=gate_up_TC.dtype, device=gate_up_TC.device)
     if out_TI.numel():
         act_mul_kernel[(num_tokens, -(-num_columns // _COLUMNS))](
-            gate_up_TC, out_TI, num_columns, gate_up_TC.stride(0), IS_SILU=kind == "silu", COLUMNS=_COLUMNS
+            gate_up_TC, out_TI, num_columns, gate_up_TC.stride(0), KIND=kind, COLUMNS=_COLUMNS
         )
     return out_TI

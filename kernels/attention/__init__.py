@@ -1,7 +1,7 @@
 """Attention over a cache of blocks: packed requests of any lengths, prefill and decode in one call.
 
-A cache is two tensors [B, K, P, D], keys and values: block, kv head, slot, head size. Which blocks belong to which
-request, and where this step's tokens go, stands in AttentionMeta.
+A cache is two tensors [B, K, P, D], keys and values: block, kv head, slot, head size. Values' heads may have another
+size than keys' (MiMo). Which blocks belong to which request, and where this step's tokens go, stands in AttentionMeta.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
     """
     num_tokens, (_, num_kv_heads, _, head_size) = slots_T.shape[0], _check_caches(k_cache_BKPD, v_cache_BKPD)
     check_shape("k_TKD", k_TKD, num_tokens, num_kv_heads, head_size)
-    check_shape("v_TKD", v_TKD, num_tokens, num_kv_heads, head_size)
+    check_shape("v_TKD", v_TKD, num_tokens, num_kv_heads, v_cache_BKPD.shape[3])
     check_same("k_TKD", k_TKD, "k_cache_BKPD", k_cache_BKPD)
     check_same("v_TKD", v_TKD, "v_cache_BKPD", v_cache_BKPD)
     check_dtype("slots_T", slots_T, torch.int64)
@@ -47,7 +47,7 @@ def attention(
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Attend over the cache, into which this step's keys and values have been written before: out_THD.
+    """Attend over the cache, into which this step's keys and values have been written before: out_THD, D the values'.
 
     q_THD: float32 or bfloat16, the caches' dtype; query heads h * H/K .. (h + 1) * H/K - 1 share kv head h.
     window: the query at position i sees keys max(0, i - window + 1) .. i; None: 0 .. i.
@@ -111,7 +111,8 @@ def qkv_norm_rope_write(
 ) -> Tensor:
     """Split a packed projection, norm and rotate its queries and keys, write keys and values: q_THD.
 
-    qkv_TC: the caches' dtype, C = (H + 2K) * D: all query heads, then all key heads, then all value heads.
+    qkv_TC: the caches' dtype, C = (H + 2K) * D: all query heads, then all key heads, then all value heads (which may
+    have a size of their own).
     cos_TD, sin_TD: float32, rotary tables of each token; a last dimension below D leaves the heads' tails as they are.
     q_norm_D, k_norm_D: weights of an RMSNorm over each head, the qkv's dtype or float32; None: no norm.
     zero_centered: the norms multiply by 1 + weight.
@@ -121,10 +122,11 @@ def qkv_norm_rope_write(
     check_shape("qkv_TC", qkv_TC, num_tokens, None)
     check_same("qkv_TC", qkv_TC, "k_cache_BKPD", k_cache_BKPD)
     check_dtype("slots_T", slots_T, torch.int64)
-    num_rows = qkv_TC.shape[1] // head_size
-    if qkv_TC.shape[1] % head_size or num_rows <= 2 * num_kv_heads or num_rows % num_kv_heads:
+    value_columns = num_kv_heads * v_cache_BKPD.shape[3]
+    num_rows, rest = divmod(qkv_TC.shape[1] - value_columns, head_size)
+    if rest or num_rows <= num_kv_heads or num_rows % num_kv_heads:
         raise ShapeError(
-            f"qkv_TC has {qkv_TC.shape[1]} columns, must be (H + 2 * {num_kv_heads}) * {head_size} "
+            f"qkv_TC has {qkv_TC.shape[1]} columns, must be (H + {num_kv_heads}) * {head_size} + {value_columns} "
             f"with H a multiple of {num_kv_heads}"
         )
     check_shape("cos_TD", cos_TD, num_tokens, None)
@@ -150,9 +152,9 @@ def qkv_norm_rope_write(
 
 
 def _check_caches(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> torch.Size:
-    """The caches' common shape."""
+    """The keys' shape; the values' differs in its last dimension at most."""
     check_shape("k_cache_BKPD", k_cache_BKPD, None, None, None, None)
     check_dtype("k_cache_BKPD", k_cache_BKPD, *FLOATS)
-    check_shape("v_cache_BKPD", v_cache_BKPD, *k_cache_BKPD.shape)
+    check_shape("v_cache_BKPD", v_cache_BKPD, *k_cache_BKPD.shape[:3], None)
     check_same("v_cache_BKPD", v_cache_BKPD, "k_cache_BKPD", k_cache_BKPD)
     return k_cache_BKPD.shape

@@ -34,7 +34,8 @@ library = NativeLibrary(
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
     """As reference.write_kv."""
     native = library.load()
-    if native is None or not (_has_whole_blocks(k_cache_BKPD) and _has_whole_blocks(v_cache_BKPD)):
+    is_whole = _has_whole_blocks(k_cache_BKPD) and _has_whole_blocks(v_cache_BKPD)
+    if native is None or not is_whole or k_cache_BKPD.shape != v_cache_BKPD.shape:
         _check_slots(slots_T, k_cache_BKPD)
         reference.write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
         return
@@ -220,7 +221,8 @@ def _has_whole_blocks(cache_BKPD: Tensor) -> bool:
 def _can_run(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> bool:
     head_size = k_cache_BKPD.shape[3]
     return (
-        head_size % _LANES == 0
+        k_cache_BKPD.shape == v_cache_BKPD.shape
+        and head_size % _LANES == 0
         and head_size <= _MAX_HEAD_SIZE
         and _has_whole_blocks(k_cache_BKPD)
         and _has_whole_blocks(v_cache_BKPD)

@@ -1,4 +1,4 @@
-"""Attention over blocks with torch alone, for machines without a C++ compiler: gather per request, then SDPA."""
+"""Attention over blocks with torch alone, for what the fast paths don't take: gather per request, then SDPA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def attention(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """Tile by tile of each request's queries; keys below what a tile sees are never gathered."""
-    out_THD = torch.empty_like(q_THD)
+    out_THD = q_THD.new_empty(*q_THD.shape[:2], v_cache_BKPD.shape[3])
     starts = meta.query_starts.tolist()
     plain = softcap is None and sinks_H is None
     for request, num_keys in enumerate(meta.num_keys.tolist()):
@@ -39,7 +39,7 @@ def attention(
             span = slice(lowest, positions[-1] + 1)
             table = meta.block_tables_RB[request]
             k_KSD, v_KSD = (_gather(cache, table, span) for cache in (k_cache_BKPD, v_cache_BKPD))
-            mask = _mask(positions, span, window=window, chunk=chunk)
+            mask = _mask(positions, span, window=window, chunk=chunk, device=q_THD.device)
             q_HTD = q_THD[token:last_token].transpose(0, 1)
             if plain:
                 out_HTD = F.scaled_dot_product_attention(
@@ -64,12 +64,14 @@ def _gather(cache_BKPD: Tensor, table: Tensor, span: slice) -> Tensor:
     return found_KSD[:, span.start - first_block * block_size : span.stop - first_block * block_size]
 
 
-def _mask(positions: range, span: slice, *, window: int | None, chunk: int | None) -> Tensor | None:
+def _mask(
+    positions: range, span: slice, *, window: int | None, chunk: int | None, device: torch.device
+) -> Tensor | None:
     """bool [T, S], true where a query sees a key; None when a single query sees them all."""
     if len(positions) == 1:
         return None
-    queries = torch.arange(positions.start, positions.stop)[:, None]
-    keys = torch.arange(span.start, span.stop)[None]
+    queries = torch.arange(positions.start, positions.stop, device=device)[:, None]
+    keys = torch.arange(span.start, span.stop, device=device)[None]
     mask = keys <= queries
     if window is not None:
         mask &= keys > queries - window

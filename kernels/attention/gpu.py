@@ -1,4 +1,7 @@
-"""Attention over blocks on a GPU: one launch for requests of several queries, one and a merge for those of one."""
+"""Attention over blocks on a GPU: one launch for requests of several queries, one and a merge for those of one.
+
+Values whose heads differ in size from keys' go through torch, and so do heads too large for a tile (latent attention).
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from hybrid_engine.kernels.attention import fallback, reference
 from hybrid_engine.kernels.attention.meta import AttentionMeta
 from hybrid_engine.kernels.attention.triton_decode import decode_kernel, merge_kernel
 from hybrid_engine.kernels.attention.triton_prefill import prefill_kernel
 from hybrid_engine.kernels.attention.triton_write import copy_kernel, qkv_norm_rope_write_kernel, write_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
+_MAX_HEAD_SIZE = 512
 SPLIT_TOKENS = 256
 """Keys of one split in decoding: fixed, so that a request's result doesn't depend on its neighbours."""
 _MERGE_SPLITS = 16
@@ -58,6 +63,9 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
     num_tokens, num_heads, size = k_TKD.shape
     if k_TKD.numel() == 0:
         return
+    if k_TKD.shape != v_TKD.shape:
+        reference.write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
+        return
     write_kernel[(num_tokens,)](
         k_TKD,
         v_TKD,
@@ -89,6 +97,18 @@ def attention(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """As reference.attention; what a request without keys gets is anything."""
+    if k_cache_BKPD.shape != v_cache_BKPD.shape or k_cache_BKPD.shape[3] > _MAX_HEAD_SIZE:
+        return fallback.attention(
+            q_THD,
+            k_cache_BKPD=k_cache_BKPD,
+            v_cache_BKPD=v_cache_BKPD,
+            meta=meta,
+            scale=scale,
+            window=window,
+            chunk=chunk,
+            softcap=softcap,
+            sinks_H=sinks_H,
+        )
     if q_THD.stride(2) != 1:
         q_THD = q_THD.contiguous()
     num_tokens, num_heads, size = q_THD.shape
@@ -220,6 +240,19 @@ def qkv_norm_rope_write(
     zero_centered: bool,
 ) -> Tensor:
     """As reference.qkv_norm_rope_write; of tokens whose slot is below 0 nothing is stored."""
+    if k_cache_BKPD.shape != v_cache_BKPD.shape:
+        return reference.qkv_norm_rope_write(
+            qkv_TC,
+            k_cache_BKPD=k_cache_BKPD,
+            v_cache_BKPD=v_cache_BKPD,
+            slots_T=slots_T,
+            cos_TD=cos_TD,
+            sin_TD=sin_TD,
+            q_norm_D=q_norm_D,
+            k_norm_D=k_norm_D,
+            eps=eps,
+            zero_centered=zero_centered,
+        )
     if qkv_TC.stride(1) != 1:
         qkv_TC = qkv_TC.contiguous()
     (num_tokens, num_columns), (_, num_kv_heads, block_size, size) = qkv_TC.shape, k_cache_BKPD.shape
@@ -259,10 +292,12 @@ def qkv_norm_rope_write(
 
 def copy_blocks(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, *, copies: Sequence[tuple[int, int, int]]) -> None:
     """As reference.copy_blocks: copies of which none reads what another one writes run at once."""
-    _, num_heads, block_size, size = k_cache_BKPD.shape
     for wave in _waves(copies):
         table = torch.tensor(wave, dtype=torch.int64, device=k_cache_BKPD.device)
         for cache_BKPD in (k_cache_BKPD, v_cache_BKPD):
+            _, num_heads, block_size, size = cache_BKPD.shape
+            if size == 0:
+                continue
             copy_kernel[(len(wave), num_heads)](
                 cache_BKPD,
                 table,

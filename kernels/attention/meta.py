@@ -67,6 +67,14 @@ class AttentionMeta:
             return self.known_extent
         return Extent.of(self.query_starts.diff().cpu().numpy(), self.num_keys.cpu().numpy())
 
+    def positions(self) -> Tensor:
+        """int64 [T], each query's position."""
+        num_queries = self.query_starts.diff()
+        shifts = self.num_keys - self.query_starts[1:]
+        num_tokens = self.slots_T.shape[0]
+        token_shifts = shifts.repeat_interleave(num_queries, output_size=num_tokens)
+        return torch.arange(num_tokens, device=token_shifts.device) + token_shifts
+
     @classmethod
     def build(
         cls,

@@ -51,7 +51,7 @@ def attention(
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """One query at a time: gather what it sees, softmax in float32, weigh the values."""
-    out_THD = torch.empty_like(q_THD)
+    out_THD = q_THD.new_empty(*q_THD.shape[:2], v_cache_BKPD.shape[3])
     num_groups = q_THD.shape[1] // k_cache_BKPD.shape[1]
     starts = meta.query_starts.tolist()
     for request, num_keys in enumerate(meta.num_keys.tolist()):
@@ -92,9 +92,10 @@ def qkv_norm_rope_write(
     zero_centered: bool,
 ) -> Tensor:
     """Norm, rotate and store one after the other, in float32 in between."""
-    num_kv_heads, head_size = k_cache_BKPD.shape[1], k_cache_BKPD.shape[3]
-    heads = qkv_TC.float().unflatten(1, (-1, head_size))
-    q_THD, k_TKD, v_TKD = heads.split([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], 1)
+    num_kv_heads, head_size, value_size = k_cache_BKPD.shape[1], k_cache_BKPD.shape[3], v_cache_BKPD.shape[3]
+    qk_TC, v_TC = qkv_TC.float().tensor_split([qkv_TC.shape[1] - num_kv_heads * value_size], 1)
+    q_THD, k_TKD = qk_TC.unflatten(1, (-1, head_size)).tensor_split([qk_TC.shape[1] // head_size - num_kv_heads], 1)
+    v_TKD = v_TC.unflatten(1, (num_kv_heads, value_size))
     if q_norm_D is not None:
         q_THD = norm_reference.rms_norm(q_THD, q_norm_D, eps=eps, zero_centered=zero_centered)
     if k_norm_D is not None:

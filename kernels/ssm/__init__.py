@@ -1,4 +1,4 @@
-"""Recurrent layers: causal convolution, the scans of Mamba-1 and Mamba-2, the gated norm behind them.
+"""Recurrent layers: causal convolution, the scans of Mamba-1 and Mamba-2, the gated delta rule, the gated norm.
 
 States live in slots of a cache and are updated in place. S(p), the state after exactly p tokens of a sequence, is the
 same however the sequence was split into steps, up to the rounding of float32.
@@ -16,10 +16,18 @@ from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 from hybrid_engine.kernels.ssm.meta import StateMeta
 
-__all__ = ["PIECE_TOKENS", "StateMeta", "causal_conv1d", "gated_rms_norm", "mamba1_scan", "mamba2_scan"]
+__all__ = [
+    "PIECE_TOKENS",
+    "StateMeta",
+    "causal_conv1d",
+    "gated_delta_rule",
+    "gated_rms_norm",
+    "mamba1_scan",
+    "mamba2_scan",
+]
 
 PIECE_TOKENS = 64
-"""Tokens that Mamba-2 computes at once unless told otherwise."""
+"""Tokens that Mamba-2 and the delta rule compute at once unless told otherwise."""
 
 
 def causal_conv1d(
@@ -156,6 +164,68 @@ def mamba2_scan(
     )
 
 
+def gated_delta_rule(
+    q_TGN: Tensor,
+    k_TGN: Tensor,
+    v_THD: Tensor,
+    *,
+    dt_THN: Tensor,
+    b_TH: Tensor,
+    A_H: Tensor,
+    dt_bias_HN: Tensor | None = None,
+    beta_scale: float = 1.0,
+    state_SHND: Tensor,
+    meta: StateMeta,
+    chunk: int = PIECE_TOKENS,
+) -> Tensor:
+    """Run the gated delta rule over each request and advance the states: [T, H, D], v's dtype.
+
+    A token lets the state decay by exp(A * softplus(dt + dt_bias)), reads what it holds at the key, and adds there beta
+    times what the value differs by; the query reads the result. Queries and keys are scaled to length one first, then
+    queries by N ** -0.5; beta is beta_scale * sigmoid(b).
+
+    q_TGN, k_TGN, v_THD, dt_THN, b_TH: float32 or bfloat16; H heads share G groups of queries and keys in order.
+    dt_THN: a decay for each row of the state (Kimi Delta Attention), or [T, H, 1], one a head (Gated DeltaNet);
+    dt_bias_HN has the same last dimension. A_H: as it multiplies dt, so negative. beta_scale: 2 lets a state change its
+    sign. state_SHND: float32, updated in place. chunk: as in mamba2_scan.
+    Raises ShapeError when shapes or dtypes don't fit.
+    Source: Gated Delta Networks, arXiv 2412.06464, equation 10; Kimi Linear, arXiv 2510.26692, for decays a row.
+    """
+    check_shape("v_THD", v_THD, None, None, None)
+    num_tokens, num_heads, head_size = v_THD.shape
+    check_shape("q_TGN", q_TGN, num_tokens, None, None)
+    check_shape("k_TGN", k_TGN, *q_TGN.shape)
+    num_groups, key_size = q_TGN.shape[1:]
+    check_shape("dt_THN", dt_THN, num_tokens, num_heads, 1 if dt_THN.shape[-1] == 1 else key_size)
+    check_shape("b_TH", b_TH, num_tokens, num_heads)
+    check_shape("A_H", A_H, num_heads)
+    if dt_bias_HN is not None:
+        check_shape("dt_bias_HN", dt_bias_HN, *dt_THN.shape[1:])
+    check_shape("state_SHND", state_SHND, None, num_heads, key_size, head_size)
+    inputs = {"q_TGN": q_TGN, "k_TGN": k_TGN, "v_THD": v_THD, "dt_THN": dt_THN, "b_TH": b_TH}
+    for name, tensor in inputs.items():
+        check_dtype(name, tensor, *FLOATS)
+    _check_states("state_SHND", state_SHND, v_THD, meta, (torch.float32,))
+    if num_groups < 1 or num_heads % num_groups:
+        raise ShapeError(f"{num_heads} heads can't share {num_groups} groups: must be a multiple")
+    if chunk < 1:
+        raise ShapeError(f"chunk is {chunk}, must be at least 1")
+    run = implementation(__name__, v_THD.device.type).gated_delta_rule
+    return run(
+        q_TGN,
+        k_TGN,
+        v_THD,
+        dt_THN=dt_THN,
+        b_TH=b_TH,
+        A_H=A_H,
+        dt_bias_HN=dt_bias_HN,
+        beta_scale=beta_scale,
+        state_SHND=state_SHND,
+        meta=meta,
+        chunk=chunk,
+    )
+
+
 def gated_rms_norm(
     x_TI: Tensor,
     gate_TI: Tensor,
@@ -164,10 +234,12 @@ def gated_rms_norm(
     eps: float,
     group_size: int | None = None,
     norm_before_gate: bool = False,
+    activation: str = "silu",
 ) -> Tensor:
-    """RMSNorm of x * silu(gate), or with norm_before_gate of x, then times silu(gate): in float32, cast at the end.
+    """RMSNorm of x * act(gate), or with norm_before_gate of x, then times act(gate): in float32, cast at the end.
 
     x_TI, gate_TI: float32 or bfloat16. group_size: columns that are normed together; None: all of them.
+    activation: "silu" or "sigmoid".
     Raises ShapeError when shapes or dtypes don't fit.
     """
     check_shape("x_TI", x_TI, None, None)
@@ -175,11 +247,14 @@ def gated_rms_norm(
     check_shape("weight_I", weight_I, x_TI.shape[1])
     for name, tensor in (("x_TI", x_TI), ("gate_TI", gate_TI), ("weight_I", weight_I)):
         check_dtype(name, tensor, *FLOATS)
+    if activation not in ("silu", "sigmoid"):
+        raise ShapeError(f"activation is {activation!r}, must be 'silu' or 'sigmoid'")
     size = x_TI.shape[1] if group_size is None else group_size
     if size < 1 or x_TI.shape[1] % size:
         raise ShapeError(f"group_size is {size}, must divide the {x_TI.shape[1]} columns of x_TI")
     run = implementation(__name__, x_TI.device.type).gated_rms_norm
-    return run(x_TI, gate_TI, weight_I, eps=eps, group_size=size, norm_before_gate=norm_before_gate)
+    options = {"group_size": size, "norm_before_gate": norm_before_gate, "activation": activation}
+    return run(x_TI, gate_TI, weight_I, eps=eps, **options)
 
 
 def _check_states(name: str, states_S: Tensor, x_T: Tensor, meta: StateMeta, dtypes: tuple[torch.dtype, ...]) -> None:

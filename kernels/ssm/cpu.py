@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.kernels.native import NativeLibrary, num_threads
-from hybrid_engine.kernels.ssm import fallback, reference
+from hybrid_engine.kernels.ssm import fallback, fallback_delta, reference
 from hybrid_engine.kernels.ssm.meta import StateMeta
 
 MAX_WIDTH = 8
@@ -21,7 +21,8 @@ library = NativeLibrary(
         "causal_conv1d": 3 * _ROWS + "pplli" + _BATCH,
         "mamba1_scan": 4 * _ROWS + "pplplppplll" + _BATCH,
         "mamba2_scan": 3 * _ROWS + "pppppffplllll" + _BATCH,
-        "gated_rms_norm": 3 * _ROWS + "pilllfi",
+        "gated_delta_rule": 6 * _ROWS + "ppfpllllll" + _BATCH,
+        "gated_rms_norm": 3 * _ROWS + "pilllfii",
     },
 )
 
@@ -157,14 +158,78 @@ def mamba2_scan(
     return out_THD
 
 
+def gated_delta_rule(
+    q_TGN: Tensor,
+    k_TGN: Tensor,
+    v_THD: Tensor,
+    *,
+    dt_THN: Tensor,
+    b_TH: Tensor,
+    A_H: Tensor,
+    dt_bias_HN: Tensor | None,
+    beta_scale: float,
+    state_SHND: Tensor,
+    meta: StateMeta,
+    chunk: int,
+) -> Tensor:
+    """As reference.gated_delta_rule."""
+    native = library.load()
+    if native is None:
+        return fallback_delta.gated_delta_rule(
+            q_TGN,
+            k_TGN,
+            v_THD,
+            dt_THN=dt_THN,
+            b_TH=b_TH,
+            A_H=A_H,
+            dt_bias_HN=dt_bias_HN,
+            beta_scale=beta_scale,
+            state_SHND=state_SHND,
+            meta=meta,
+            chunk=chunk,
+        )
+    rows = [_with_whole_rows(tensor.flatten(1)) for tensor in (q_TGN, k_TGN, v_THD, dt_THN, b_TH)]
+    A_H, dt_bias_HN = _floats(A_H), _floats_or_none(dt_bias_HN)
+    out_THD = torch.empty(v_THD.shape, dtype=v_THD.dtype)
+    native.gated_delta_rule(
+        *(field for tensor in rows for field in _rows(tensor)),
+        *_rows(out_THD),
+        A_H.data_ptr(),
+        _pointer(dt_bias_HN),
+        beta_scale,
+        state_SHND.data_ptr(),
+        state_SHND.stride(0),
+        v_THD.shape[1],
+        *q_TGN.shape[1:],
+        v_THD.shape[2],
+        dt_THN.shape[2],
+        *_batch(meta),
+        num_threads(),
+    )
+    return out_THD
+
+
 def gated_rms_norm(
-    x_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, *, eps: float, group_size: int, norm_before_gate: bool
+    x_TI: Tensor,
+    gate_TI: Tensor,
+    weight_I: Tensor,
+    *,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    activation: str,
 ) -> Tensor:
     """As reference.gated_rms_norm."""
     native = library.load()
     if native is None:
         return reference.gated_rms_norm(
-            x_TI, gate_TI, weight_I, eps=eps, group_size=group_size, norm_before_gate=norm_before_gate
+            x_TI,
+            gate_TI,
+            weight_I,
+            eps=eps,
+            group_size=group_size,
+            norm_before_gate=norm_before_gate,
+            activation=activation,
         )
     x_TI, gate_TI, weight_I = _with_whole_rows(x_TI), _with_whole_rows(gate_TI), weight_I.contiguous()
     out_TI = torch.empty(x_TI.shape, dtype=x_TI.dtype)
@@ -178,6 +243,7 @@ def gated_rms_norm(
         group_size,
         eps,
         norm_before_gate,
+        activation == "silu",
         num_threads(),
     )
     return out_TI

@@ -28,7 +28,7 @@ def causal_conv1d(
     inputs_XI[positions_T] = x_TI.float()
     window = torch.arange(width - 1)
     before_RW = (meta.query_starts[:-1] + rows_R * (width - 1))[:, None] + window
-    inputs_XI[before_RW] = _states_before(conv_SIW, meta, rows_R).float().transpose(1, 2)
+    inputs_XI[before_RW] = states_before(conv_SIW, meta, rows_R).float().transpose(1, 2)
     y_TI = torch.zeros(()) if bias_I is None else bias_I.float()
     for k, weight_I in enumerate(weight_IW.float().T):
         y_TI = y_TI + inputs_XI[positions_T - (width - 1) + k] * weight_I
@@ -60,7 +60,7 @@ def mamba1_scan(
     rows_R = lengths.argsort(descending=True, stable=True)[: len(_rows_with_tokens(meta))]
     starts_R, lengths_R = meta.query_starts[rows_R].long(), lengths[rows_R].tolist()
     captures = _captures_by_step(meta, rows_R)
-    state_RIN = _states_before(state_SIN, meta, rows_R)
+    state_RIN = states_before(state_SIN, meta, rows_R)
     y_TI = torch.empty_like(x)
     num_running = len(lengths_R)
     for step in range(max(lengths_R, default=0)):
@@ -106,12 +106,12 @@ def mamba2_scan(
             decay_TH[tokens],
             B_TGN[tokens],
             C_TGN[tokens],
-            _states_before(state_SHDN, meta, singles_R),
+            states_before(state_SHDN, meta, singles_R),
         )
         state_SHDN[meta.slots_R[singles_R]] = state_RHDN
     for row in (lengths > 1).nonzero().flatten():
-        state_HDN = _states_before(state_SHDN, meta, row[None])[0]
-        for begin, end, slots in _pieces(meta, int(row), chunk):
+        state_HDN = states_before(state_SHDN, meta, row[None])[0]
+        for begin, end, slots in pieces(meta, int(row), chunk):
             piece = slice(begin, end)
             y_THD[piece], state_HDN = _piece(added_THD[piece], decay_TH[piece], B_TGN[piece], C_TGN[piece], state_HDN)
             state_SHDN[slots] = state_HDN
@@ -155,7 +155,7 @@ def _step_sizes(dt_TX: Tensor, bias_X: Tensor | None) -> Tensor:
     return F.softplus(dt_TX.float() if bias_X is None else dt_TX.float() + bias_X.float())
 
 
-def _states_before(states_S: Tensor, meta: StateMeta, rows_R: Tensor) -> Tensor:
+def states_before(states_S: Tensor, meta: StateMeta, rows_R: Tensor) -> Tensor:
     """A copy of each row's state, zeros where it has none."""
     states_R = states_S[meta.slots_R[rows_R]]
     states_R[~meta.has_history_R[rows_R]] = 0
@@ -180,7 +180,7 @@ def _captures_by_step(meta: StateMeta, rows_R: Tensor) -> dict[int, list[tuple[i
     return captures
 
 
-def _pieces(meta: StateMeta, row: int, chunk: int) -> Iterator[tuple[int, int, list[int]]]:
+def pieces(meta: StateMeta, row: int, chunk: int) -> Iterator[tuple[int, int, list[int]]]:
     """(begin, end, slots) of pieces of at most `chunk` tokens; those slots get the state at the end."""
     begin, last = meta.query_starts[row : row + 2].tolist()
     slots_at: dict[int, list[int]] = defaultdict(list)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from hybrid_engine.kernels.ssm.gpu_delta import gated_delta_rule
 from hybrid_engine.kernels.ssm.meta import StateMeta
 from hybrid_engine.kernels.ssm.triton_conv import conv_kernel, conv_states_kernel, conv_update_kernel
 from hybrid_engine.kernels.ssm.triton_mamba1 import mamba1_kernel
@@ -17,6 +18,8 @@ from hybrid_engine.kernels.ssm.triton_mamba2 import (
 )
 from hybrid_engine.kernels.ssm.triton_norm import gated_norm_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
+
+__all__ = ["causal_conv1d", "gated_delta_rule", "gated_rms_norm", "mamba1_scan", "mamba2_scan"]
 
 _MIN_DOT = 16
 _CONV_TOKENS, _CONV_CHANNELS = 16, 128
@@ -227,7 +230,14 @@ def mamba2_scan(
 
 
 def gated_rms_norm(
-    x_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, *, eps: float, group_size: int, norm_before_gate: bool
+    x_TI: Tensor,
+    gate_TI: Tensor,
+    weight_I: Tensor,
+    *,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    activation: str,
 ) -> Tensor:
     """As reference.gated_rms_norm."""
     x_TI, gate_TI = _with_whole_rows(x_TI), _with_whole_rows(gate_TI)
@@ -245,6 +255,7 @@ def gated_rms_norm(
             SIZE=group_size,
             PADDED=padded,
             NORM_FIRST=norm_before_gate,
+            IS_SILU=activation == "silu",
             num_warps=min(16, max(4, padded // 512)),
         )
     return out_TI

@@ -12,6 +12,8 @@ from hybrid_engine.kernels.ssm.meta import StateMeta
 
 Step = Callable[[int, Tensor], Tensor]
 """Takes a token's packed offset and the state before it, returns the state after it."""
+KEY_EPS = 1e-6
+"""What keeps a key of zeros from being divided by zero."""
 
 
 def causal_conv1d(
@@ -93,11 +95,58 @@ def mamba2_scan(
     return out_THD
 
 
-def gated_rms_norm(
-    x_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, *, eps: float, group_size: int, norm_before_gate: bool
+def gated_delta_rule(
+    q_TGN: Tensor,
+    k_TGN: Tensor,
+    v_THD: Tensor,
+    *,
+    dt_THN: Tensor,
+    b_TH: Tensor,
+    A_H: Tensor,
+    dt_bias_HN: Tensor | None,
+    beta_scale: float,
+    state_SHND: Tensor,
+    meta: StateMeta,
+    chunk: int,
 ) -> Tensor:
-    """Norm groups of columns, with silu(gate) multiplied in before or after; in float32."""
-    x, gate = x_TI.float(), F.silu(gate_TI.float())
+    """state = decay state; state = state + beta k (v - k state); y = q state; chunk is ignored."""
+    out_THD = torch.empty_like(v_THD, memory_format=torch.contiguous_format)
+    heads_per_group = v_THD.shape[1] // q_TGN.shape[1]
+    bias_HN = torch.zeros(()) if dt_bias_HN is None else dt_bias_HN
+
+    def step(token: int, state_HND: Tensor) -> Tensor:
+        q_HN, k_HN = (unit(g_TGN[token].double()).repeat_interleave(heads_per_group, 0) for g_TGN in (q_TGN, k_TGN))
+        beta_H = beta_scale * torch.sigmoid(b_TH[token].double())
+        dt_HN = F.softplus(dt_THN[token].double() + bias_HN.double())
+        state_HND = torch.exp(dt_HN * A_H.double()[:, None])[:, :, None] * state_HND
+        held_HD = (k_HN[:, :, None] * state_HND).sum(1)
+        delta_HD = beta_H[:, None] * (v_THD[token].double() - held_HD)
+        state_HND = state_HND + k_HN[:, :, None] * delta_HD[:, None, :]
+        out_THD[token] = (q_HN[:, :, None] * state_HND).sum(1) * q_HN.shape[1] ** -0.5
+        return state_HND
+
+    _run(step, state_SHND, meta)
+    return out_THD
+
+
+def unit(x_XN: Tensor) -> Tensor:
+    """Rows of length one; rows of nearly no length stay shorter."""
+    return x_XN * torch.rsqrt(x_XN.square().sum(-1, keepdim=True) + KEY_EPS)
+
+
+def gated_rms_norm(
+    x_TI: Tensor,
+    gate_TI: Tensor,
+    weight_I: Tensor,
+    *,
+    eps: float,
+    group_size: int,
+    norm_before_gate: bool,
+    activation: str,
+) -> Tensor:
+    """Norm groups of columns, with the activated gate multiplied in before or after; in float32."""
+    x, gate = x_TI.float(), gate_TI.float()
+    gate = F.silu(gate) if activation == "silu" else torch.sigmoid(gate)
     if not norm_before_gate:
         x = x * gate
     groups = x.unflatten(-1, (-1, group_size))

@@ -20,13 +20,15 @@ def gated_norm_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     NORM_FIRST: tl.constexpr,
+    IS_SILU: tl.constexpr,
 ):
     i_row = tl.program_id(0).to(tl.int64)
     o_column = tl.arange(0, PADDED)
     is_column = o_column < SIZE
     o_column += tl.program_id(1) * SIZE
     x = tl.load(x_ptr + i_row * stride_x + o_column, mask=is_column, other=0.0).to(tl.float32)
-    gate = silu(tl.load(gate_ptr + i_row * stride_gate + o_column, mask=is_column, other=0.0).to(tl.float32))
+    gate = tl.load(gate_ptr + i_row * stride_gate + o_column, mask=is_column, other=0.0).to(tl.float32)
+    gate = silu(gate) if IS_SILU else tl.sigmoid(gate)
     weight = tl.load(weight_ptr + o_column, mask=is_column, other=0.0).to(tl.float32)
     if not NORM_FIRST:
         x *= gate

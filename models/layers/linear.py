@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybrid_engine.kernels.linear import PackedLinear, linear
 from hybrid_engine.models.layers.weight import WeightModule
-from hybrid_engine.weights.parts import Part, Weight
+from hybrid_engine.weights.parts import Change, Part, Weight
 
 
 class FusedLinear(WeightModule):
@@ -18,15 +18,27 @@ class FusedLinear(WeightModule):
     packed: PackedLinear
     bias_N: Tensor | None
 
-    def __init__(self, num_inputs: int, num_outputs: Mapping[str, int], *, has_bias: bool = False) -> None:
-        """num_outputs: columns of each projection by its name in the checkpoint, in the order of the output."""
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: Mapping[str, int],
+        *,
+        has_bias: bool = False,
+        changes: Mapping[str, Change] | None = None,
+    ) -> None:
+        """num_outputs: columns of each projection by its name in the checkpoint, in the order of the output.
+
+        changes: what is done to the rows of weight and bias of a projection, by its name.
+        """
         super().__init__()
         self.num_inputs = num_inputs
         self.num_outputs = sum(num_outputs.values())
         self.bias_N = None
-        weight = Weight("packed", tuple(Part(f"{name}.weight", (n, num_inputs)) for name, n in num_outputs.items()))
-        bias = Weight("bias_N", tuple(Part(f"{name}.bias", (n,)) for name, n in num_outputs.items()), is_float32=True)
-        self.weights = (weight, bias) if has_bias else (weight,)
+        sizes, changes = num_outputs.items(), changes or {}
+        weights = tuple(Part(f"{name}.weight", (n, num_inputs), change=changes.get(name)) for name, n in sizes)
+        biases = tuple(Part(f"{name}.bias", (n,), change=changes.get(name)) for name, n in sizes)
+        bias = (Weight("bias_N", biases, is_float32=True),) if has_bias else ()
+        self.weights = (Weight("packed", weights), *bias)
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack the weight, keep the bias."""

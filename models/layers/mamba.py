@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from hybrid_engine.kernels.norm import rms_norm
 from hybrid_engine.kernels.ssm import StateMeta, causal_conv1d, mamba1_scan
 from hybrid_engine.models.layers.linear import FusedLinear
-from hybrid_engine.models.layers.norm import Norm
+from hybrid_engine.models.layers.norm import Norm, PlainNorm
 from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Part, Weight
 
 if TYPE_CHECKING:
-    from hybrid_engine.models.base import LayerInfo, MambaInfo, ShortConvInfo, StateCache
+    from hybrid_engine.models.base import DeltaNetInfo, LayerInfo, MambaInfo, ShortConvInfo, StateCache
     from hybrid_engine.models.config import DecoderConfig
 
 
@@ -25,7 +25,9 @@ class Conv(WeightModule):
     weight_IW: Tensor
     bias_I: Tensor | None
 
-    def __init__(self, name: str, info: MambaInfo | ShortConvInfo, *, activation: str | None = "silu") -> None:
+    def __init__(
+        self, name: str, info: MambaInfo | ShortConvInfo | DeltaNetInfo, *, activation: str | None = "silu"
+    ) -> None:
         super().__init__()
         channels = info.num_conv_channels
         self.activation = activation
@@ -73,9 +75,8 @@ class MambaMixer(nn.Module):
     def __init__(self, name: str, info: LayerInfo, config: DecoderConfig) -> None:
         super().__init__()
         assert info.mamba is not None, info
-        assert config.activation == "silu", config.activation
         self.info, self.mamba = info, info.mamba
-        self.eps = config.norm_eps
+        self.eps = config.norm_eps if self.mamba.inner_norm_eps is None else self.mamba.inner_norm_eps
         inner, rank, state = self.mamba.inner_size, self.mamba.dt_rank, self.mamba.state_size
         width, has_bias = config.hidden_size, self.mamba.has_bias
         self.in_proj = FusedLinear(width, {f"{name}.in_proj": 2 * inner}, has_bias=has_bias)
@@ -85,7 +86,10 @@ class MambaMixer(nn.Module):
         self.dynamics = Dynamics(name, decay_shape=(inner, state), dt_bias="dt_proj.bias")
         self.out_proj = FusedLinear(inner, {f"{name}.out_proj": width}, has_bias=has_bias)
         sizes = {"dt": rank, "b": state, "c": state} if self.mamba.has_inner_norms else {}
-        self.norms = tuple(Norm(f"{name}.{part}_layernorm", size) for part, size in sizes.items())
+        self.norms = tuple(
+            Norm(f"{name}.{part}_layernorm", size) if self.mamba.has_inner_norm_weights else PlainNorm(size)
+            for part, size in sizes.items()
+        )
         self.norm_modules = nn.ModuleList(self.norms)  # so that torch knows them
 
     def forward(self, x_TE: Tensor, *, meta: StateMeta, cache: StateCache) -> Tensor:

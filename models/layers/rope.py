@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-PROPORTIONAL = "proportional"
-SCALINGS = ("default", "linear", "llama3", "yarn", PROPORTIONAL, "divisors")
+PROPORTIONAL, LONGROPE = "proportional", "longrope"
+SCALINGS = ("default", "linear", "llama3", "yarn", PROPORTIONAL, LONGROPE, "divisors")
 """Scalings known here. "proportional": the frequencies of the whole head, of which only the first turn. "divisors": one
-for each frequency, as a GGUF file gives Llama 3.1's."""
+for each frequency, as a GGUF file gives Llama 3.1's; "longrope" too, with a magnitude."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rope:
     """One of SCALINGS."""
     factor: float = 1.0
     original_max_position_embeddings: int = 0
-    """Context that the model was pretrained with (llama3, yarn)."""
+    """Context that the model was pretrained with (llama3, yarn, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -35,7 +35,7 @@ class Rope:
     is_truncated: bool = True
     """yarn: whether the ramp begins and ends at whole dimensions."""
     magnitude: float = 1.0
-    """yarn: what cosines and sines are multiplied with."""
+    """yarn, longrope: what cosines and sines are multiplied with."""
     divisors: tuple[float, ...] = ()
     num_turning: int = 0
     """proportional: elements of a head that really turn; the others of rotary_size have frequency 0."""
@@ -61,7 +61,7 @@ class Rope:
             return self._llama3(plain)
         if self.scaling == "yarn":
             return self._yarn(plain)
-        return plain / torch.tensor(self.divisors) if self.scaling == "divisors" else plain
+        return plain / torch.tensor(self.divisors) if self.divisors else plain
 
     def _llama3(self, plain: Tensor) -> Tensor:
         """Divide the long waves by the factor, keep the short ones, blend between (Llama 3.1)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hybrid_engine.weights.parts import Weight
+from hybrid_engine.weights.parts import Part, Weight
 
 
 class WeightModule(nn.Module):
@@ -15,3 +15,14 @@ class WeightModule(nn.Module):
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Keep a weight; the tensor is the module's from now on."""
         setattr(self, weight.attribute, tensor)
+
+
+class Vector(WeightModule):
+    """A few numbers in float32: sinks, corrections, scales."""
+
+    weight_E: Tensor
+
+    def __init__(self, name: str, *shape: int) -> None:
+        """name: the tensor's whole name in the checkpoint."""
+        super().__init__()
+        self.weights = (Weight("weight_E", (Part(name, shape),), is_float32=True),)

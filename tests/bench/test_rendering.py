@@ -99,7 +99,7 @@ def test_a_chat_template_renders_whole_prompts_and_what_the_answer_adds(tokenize
     rendered = renderer.render(MessageCall("s", messages, {"role": "assistant", "content": "ok"}))
     assert rendered.prompt_token_ids == encode("user: hi\nassistant: yes\nassistant: ")
     assert list(rendered.answer_token_ids) == encode("ok\n")
-    assert rendered.message_boundaries == [len("user: hi\n"), len("user: hi\nassistant: yes\n")]
+    assert list(rendered.message_boundaries) == [len("user: hi\n"), len("user: hi\nassistant: yes\n")]
 
 
 def test_messages_that_a_template_refuses_are_named(tokenizer, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from bookkeeping import expected_stream, full, sliding, state
 from tiers import TierBench
 
+from hybrid_engine.groups.spec import group_layers
 from hybrid_engine.request import RequestStatus
 
 KINDS = [
@@ -27,9 +28,13 @@ class Traffic:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         specs = rng.choice(KINDS)
+        counts = [rng.randint(14, 26) for _ in specs]
+        groups = group_layers(dict(enumerate(specs)))
+        memory_bytes = sum(count * group.block_bytes for count, group in zip(counts, groups, strict=True))
+        memory = {"memory_bytes": memory_bytes} if seed % 2 else {"num_blocks": counts}
         self.bench = TierBench(
             specs,
-            [rng.randint(14, 26) for _ in specs],
+            **memory,
             host_slots=rng.choice([0, 40, 400, 100_000]),
             loses=rng.choice([0, 0, 0.02, 0.3]),
             delay_steps=rng.choice([0, 1, 4]),

@@ -17,15 +17,15 @@ from watched_runner import WatchedRunner
 
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.engine import Engine
+from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.invariants import check_invariants
 from hybrid_engine.llm import LLM
 from hybrid_engine.models.base import Model
 from hybrid_engine.models.registry import load_model
-from hybrid_engine.plan import MemoryPlan
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
-from hybrid_engine.startup import make_config, plan_engine
+from hybrid_engine.startup import EngineConfig, EnginePlan, make_config, plan_engine
 from hybrid_engine.weights import open_checkpoint
 
 NUM_NEW = 8
@@ -64,11 +64,21 @@ class Subject:
         config = make_config(self.tiny.folder, **common | settings)
         plan = plan_engine(open_checkpoint(self.tiny.folder).config, config)
         groups = plan.memory.groups
-        counts = tuple((num_blocks or {}).get(group.group_id, AMPLE) for group in groups)
-        scheduler = Scheduler(config.scheduler, Coordinator(groups, counts, config=config.cache))
-        runner = WatchedRunner(ModelRunner(self.model, groups, counts), scheduler)
+        layout = split_memory(groups, [(num_blocks or {}).get(group.group_id, AMPLE) for group in groups])
+        return self.put_together(config, replace(plan, memory=replace(plan.memory, layout=layout)))
+
+    def make_sharing_llm(self, memory_bytes: int, **settings: Any) -> LLM:
+        """Put an engine together as `start_engine` does, all groups sharing little memory."""
+        common = {"max_model_len": 200, "cache_memory_bytes": memory_bytes, "block_sizes": self.tiny.block_sizes}
+        config = make_config(self.tiny.folder, **common | settings)
+        return self.put_together(config, plan_engine(open_checkpoint(self.tiny.folder).config, config))
+
+    def put_together(self, config: EngineConfig, plan: EnginePlan) -> LLM:
+        groups, layout = plan.memory.groups, plan.memory.layout
+        scheduler = Scheduler(config.scheduler, Coordinator(groups, layout, config=config.cache))
+        runner = WatchedRunner(ModelRunner(self.model, groups, layout), scheduler)
         engine = Engine(scheduler, runner, self.tokenizer, vocab_size=259, max_model_len=200)
-        return LLM.from_engine(engine, replace(plan, memory=MemoryPlan(groups, counts, plan.memory.memory_bytes)))
+        return LLM.from_engine(engine, plan)
 
     def answer(self, prompts: list[list[int]]) -> list[list[int]]:
         """What greedy decoding gives: found cold, then proved by the other forward."""
@@ -168,6 +178,12 @@ def test_hits_change_no_answer_in_any_chunks_with_any_company(subject, chunk, nu
 def test_prompts_share_the_budget_of_a_step(subject):
     runner = play(subject.make_llm(max_num_batched_tokens=16), subject.stages, num_users=3)
     assert runner.most_tokens == 16
+
+
+def test_prompts_of_different_lengths_run_side_by_side(subject, ids):
+    prompts = [ids(TEXT.format(user, 1777 * user))[:length] for user, length in enumerate((20, 64, 81))]
+    answers = answers_of(subject.make_llm(max_num_batched_tokens=40).generate(prompts, GREEDY))
+    subject.tiny.check_greedy(prompts, answers, margin=MARGIN)
 
 
 def test_questions_on_one_document_compute_it_once(subject, ids):

@@ -38,8 +38,8 @@ def make_llm(real_model):
     def make(**settings) -> LLM:
         config = make_config("real", dtype="float32", **{"cache_memory_bytes": "512MiB"} | settings)
         plan = plan_engine(model_config, config)
-        coordinator = Coordinator(plan.memory.groups, plan.memory.num_blocks, config=config.cache)
-        runner = ModelRunner(model, plan.memory.groups, plan.memory.num_blocks)
+        coordinator = Coordinator(plan.memory.groups, plan.memory.layout, config=config.cache)
+        runner = ModelRunner(model, plan.memory.groups, plan.memory.layout)
         scheduler = Scheduler(config.scheduler, coordinator)
         engine = Engine(scheduler, runner, tokenizer, vocab_size=plan.info.vocab_size, max_model_len=plan.max_model_len)
         return LLM.from_engine(engine, plan)

@@ -187,9 +187,10 @@ def test_a_needle_is_found_in_every_way(way: Callable[[list[Sample]], list[str]]
 
 def test_a_wrong_state_shows_as_a_wrong_answer() -> None:
     def forget(llm: LLM) -> None:
-        for group, count in zip(llm.memory_plan.groups, llm.memory_plan.num_blocks, strict=True):
+        for group, manager in zip(llm.memory_plan.groups, llm._engine.scheduler.coordinator.managers, strict=True):
             if group.block_size == ENDLESS:
-                llm._engine.runner.cache.poison(group.group_id, range(1, count + 1), 0.0)
+                states = [block.block_id for block in manager.pool.blocks()]
+                llm._engine.runner.cache.poison(group.group_id, states, 0.0)
 
     # Seven facts each, so that who forgot which was asked for is right by chance now and then.
     samples = [recall_sample(random.Random(f"state {number}"), 256, load()) for number in range(8)]

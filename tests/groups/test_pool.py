@@ -3,7 +3,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hybrid_engine.groups.arena import Arena
+from hybrid_engine.groups.layout import Region
 from hybrid_engine.groups.pool import BlockPool
+
+
+def make_pool(num_blocks: int, **settings) -> BlockPool:
+    """A pool alone in its arena, whose extents are single blocks."""
+    return BlockPool(Arena(Region((0,), (1,), 64, 0, 1, 1, num_blocks)), **settings)
 
 
 def cached_block(pool: BlockPool, name: bytes):
@@ -13,26 +20,26 @@ def cached_block(pool: BlockPool, name: bytes):
 
 
 def test_empty_blocks_leave_first_then_those_marked_then_the_least_recently_used():
-    pool = BlockPool(4)
+    pool = make_pool(4)
     old, marked, recent = (cached_block(pool, name) for name in (b"old", b"marked", b"recent"))
     pool.release([old])
     pool.release([marked], evict_first=True)
     pool.release([recent])
-    taken = pool.take(4)
+    taken = [pool.take(1)[0] for _ in range(4)]
     assert taken[1:] == [marked, old, recent]
 
 
 def test_a_block_that_is_used_again_leaves_the_middle_of_the_queue():
-    pool = BlockPool(3)
+    pool = make_pool(3)
     blocks = [cached_block(pool, bytes([i])) for i in range(3)]
     pool.release(blocks)
     pool.pin([blocks[1]])
-    assert pool.take(2) == [blocks[0], blocks[2]]
+    assert [*pool.take(1), *pool.take(1)] == [blocks[0], blocks[2]]
     assert pool.cached == {b"\x01": blocks[1]}
 
 
 def test_a_block_stays_while_a_second_request_reads_it():
-    pool = BlockPool(1)
+    pool = make_pool(1)
     block = cached_block(pool, b"a")
     pool.pin([block])
     pool.release([block])
@@ -42,25 +49,25 @@ def test_a_block_stays_while_a_second_request_reads_it():
 
 
 def test_one_copy_of_the_same_content_is_kept():
-    pool = BlockPool(3)
+    pool = make_pool(3)
     first, second = cached_block(pool, b"a"), cached_block(pool, b"a")
     pool.release([first])
-    assert (pool.cached[b"a"], pool.free.num_cached) == (second, 0)
+    assert (pool.cached[b"a"], len(pool.free)) == (second, 0)
     pool.release([second])
-    assert (pool.cached[b"a"], pool.free.num_cached) == (second, 1)
+    assert (pool.cached[b"a"], len(pool.free)) == (second, 1)
 
 
 def test_content_computed_again_replaces_the_older_free_copy():
-    pool = BlockPool(3)
+    pool = make_pool(3)
     first = cached_block(pool, b"a")
     pool.release([first])
     (second,) = pool.take(1)
     pool.register(second, b"a")
-    assert (pool.cached[b"a"], pool.free.num_cached, first.block_hash) == (second, 0, None)
+    assert (pool.cached[b"a"], len(pool.free), first.block_hash) == (second, 0, None)
 
 
 def test_evicted_keys_are_remembered_up_to_a_bound_and_until_they_return():
-    pool = BlockPool(1, max_evicted_keys=2)
+    pool = make_pool(1, max_evicted_keys=2)
     for name in (b"a", b"b", b"c", b"d"):
         pool.release([cached_block(pool, name)])
     assert list(pool.evicted) == [b"b", b"c"]
@@ -70,7 +77,7 @@ def test_evicted_keys_are_remembered_up_to_a_bound_and_until_they_return():
 
 @pytest.mark.parametrize("needs_parents", [False, True], ids=["each on its own", "chains"])
 def test_blocks_stay_while_a_checkpoint_needs_them_and_are_empty_afterwards(needs_parents):
-    pool = BlockPool(5)
+    pool = make_pool(5)
     pool.needed, pool.needs_parents = {}, needs_parents
     chain = [bytes([i]) for i in range(4)]
     blocks = [cached_block(pool, name) for name in chain]
@@ -88,14 +95,14 @@ def test_blocks_stay_while_a_checkpoint_needs_them_and_are_empty_afterwards(need
 
 
 def test_a_block_that_no_checkpoint_needs_is_empty_but_remembered_as_known():
-    pool = BlockPool(2, max_evicted_keys=4)
+    pool = make_pool(2, max_evicted_keys=4)
     pool.needed = {}
     pool.release([cached_block(pool, b"a")])
-    assert (pool.free.num_empty, list(pool.evicted)) == (2, [b"a"])
+    assert (len(pool.free), list(pool.evicted)) == (0, [b"a"])
 
 
 def test_a_checkpoint_behind_another_costs_only_what_it_adds():
-    pool = BlockPool(100)
+    pool = make_pool(100)
     pool.needed, pool.needs_parents = {}, True
     chain = [bytes([i]) for i in range(100)]
     pool.need(chain[:99])
@@ -110,7 +117,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pool = BlockPool(6, max_evicted_keys=4)
+        self.pool = make_pool(6, max_evicted_keys=4)
         self.held = []
 
     @precondition(lambda self: self.pool.num_free)
@@ -141,15 +148,16 @@ class PoolMachine(RuleBasedStateMachine):
     @rule()
     def forget_all(self):
         self.pool.forget_all()
-        assert self.pool.free.num_cached == 0
+        assert len(self.pool.free) == 0
 
     @invariant()
     def every_block_is_held_or_free_once(self):
         held_ids = {block.block_id for block in self.held}
-        free = [*self.pool.free.empty_blocks(), *self.pool.free.cached_blocks()]
-        assert sorted(held_ids | {block.block_id for block in free}) == [1, 2, 3, 4, 5, 6]
-        assert len(free) + len(held_ids) == 6
-        assert all(self.held.count(block) == block.ref_count for block in self.pool.blocks)
+        free = [*self.pool.empty, *self.pool.free]
+        known_ids = sorted(held_ids | {block.block_id for block in free})
+        assert known_ids == list(range(1, 7 - self.pool.arena.num_unowned))
+        assert len(free) + len(held_ids) == len(known_ids)
+        assert all(self.held.count(block) == block.ref_count for block in self.pool.blocks())
 
     @invariant()
     def every_key_leads_to_a_block_that_has_it(self):

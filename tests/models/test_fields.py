@@ -22,9 +22,17 @@ SMALL = {
     "num_heads": 6,
     "head_dim": 8,
     "n_groups": 2,
+    "num_kv_shared_layers": 0,
 }
 LLAMA, GEMMA = SMALL | {"model_type": "llama"}, SMALL | {"model_type": "gemma2"}
 JAMBA = SMALL | {"model_type": "jamba"}
+FITTING = {
+    "falcon_h1": {"layer_types": None, "mamba_d_ssm": None},
+    "zamba": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 6},
+    "zamba2": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 6},
+    "nemotron_h": {"layer_types": ["mamba", "moe"]},
+}
+"""What SMALL lacks for an architecture, or has too much."""
 
 
 def rope(**fields) -> dict:
@@ -95,7 +103,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(config, message):
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
 @pytest.mark.parametrize("wrong", ["x", [], {}, -1, 0.5], ids=str)
 def test_no_value_of_a_wrong_kind_ends_in_anything_but_a_config_error(model_type, wrong):
-    config = SMALL | {"model_type": model_type, "layer_types": ["full_attention"] * 2}
+    config = SMALL | {"model_type": model_type, "layer_types": ["full_attention"] * 2} | FITTING.get(model_type, {})
     assert describe_model(config)
     for name in FIELDS.keys() - {"model_type"}:
         try:
@@ -110,8 +118,8 @@ def test_no_value_of_a_wrong_kind_ends_in_anything_but_a_config_error(model_type
         ([LLAMA], "the model's config is a list, must be an object"),
         (LLAMA | {"text_config": 5}, "text_config = 5, must be an object"),
         (LLAMA | {"model_type": ["llama"]}, r"no architecture here reads model_type \['llama'\]"),
-        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\): quantised"),
-        ({"text_config": LLAMA, "quantization_config": {"quant_method": "fp8"}}, r"quantization_config \(fp8\)"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\): of quantised"),
+        ({"text_config": LLAMA, "quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
     ],
     ids=["a list", "text_config", "model_type", "quantised", "quantised inside"],
 )

@@ -7,17 +7,43 @@ import math
 import pytest
 from transformers import (
     BambaConfig,
+    FalconH1Config,
+    FalconMambaConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2ForCausalLM,
+    Lfm2MoeConfig,
     Lfm3Config,
     Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
+    NemotronHConfig,
+    OlmoHybridConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+    Zamba2Config,
+    ZambaConfig,
 )
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.models import bamba, jamba, lfm, mamba
+from hybrid_engine.models import (
+    bamba,
+    falcon_h1,
+    jamba,
+    kimi_linear,
+    lfm,
+    lfm_moe,
+    mamba,
+    minimax,
+    nemotron_h,
+    olmo_hybrid,
+    qwen_next,
+    zamba,
+    zamba2,
+)
 from hybrid_engine.models.bamba import time_step_limit
 from hybrid_engine.models.registry import describe_model
 
@@ -116,6 +142,16 @@ def test_the_width_of_lfm2s_mlp_is_that_of_transformers(change):
     assert describe_model(LFM2 | {"num_hidden_layers": 1} | change).num_parameters == expected
 
 
+@pytest.mark.parametrize(
+    "theirs", [Zamba2Config(), ZambaConfig(), ZambaConfig(attn_layer_period=4, attn_layer_offset=2)]
+)
+def test_zambas_have_the_layers_of_transformers_where_their_configs_have_no_list(theirs):
+    periods = {name: value for name, value in theirs.to_dict().items() if name.startswith("attn_layer_")}
+    config = {"model_type": theirs.model_type} | periods
+    with_attention = [layer.index for layer in describe_model(config).layers if layer.kind == FULL]
+    assert with_attention == [index for index, kind in enumerate(theirs.layers_block_type) if kind == "hybrid"]
+
+
 def test_experts_come_at_their_own_period():
     layers = describe_model(JAMBA | {"num_experts": 6}).layers
     assert [layer.num_experts for layer in layers] == [0, 6, 0, 0, 0, 6, 0]
@@ -158,7 +194,19 @@ def test_limits_of_time_steps(limit, expected):
         (GraniteMoeHybridConfig, bamba.GRANITE_DEFAULTS),
         (Lfm2Config, lfm.LFM2_DEFAULTS),
         (Lfm3Config, lfm.LFM3_DEFAULTS),
+        (FalconH1Config, falcon_h1.DEFAULTS),
+        (NemotronHConfig, nemotron_h.DEFAULTS),
+        (ZambaConfig, zamba.DEFAULTS),
+        (Zamba2Config, zamba2.DEFAULTS),
+        (Lfm2MoeConfig, lfm_moe.DEFAULTS),
+        (KimiLinearConfig, kimi_linear.DEFAULTS),
+        (MiniMaxConfig, minimax.DEFAULTS),
+        (OlmoHybridConfig, olmo_hybrid.DEFAULTS),
+        (Qwen3NextConfig, qwen_next.QWEN3_NEXT_DEFAULTS),
+        (Qwen3_5TextConfig, qwen_next.QWEN3_5_DEFAULTS),
+        (Qwen3_5MoeTextConfig, qwen_next.QWEN3_5_MOE_DEFAULTS),
         (MambaConfig, mamba.MAMBA_DEFAULTS),
+        (FalconMambaConfig, mamba.FALCON_MAMBA_DEFAULTS),
         (Mamba2Config, mamba.MAMBA2_DEFAULTS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -6,6 +6,7 @@ transformers is compared with one-shot forwards alone: its own continuation of a
 from __future__ import annotations
 
 import pytest
+import state_hybrids
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -186,6 +187,7 @@ MODELS = {
         ),
     ),
 }
+MODELS |= state_hybrids.MODELS
 MAX_TOKENS = 200
 
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -201,7 +203,7 @@ def their_logits(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
 
 
 @every_model
-@pytest.mark.parametrize("length", [1, CONV - 1, CONV, CHUNK - 1, CHUNK, CHUNK + 1, MAX_TOKENS])
+@pytest.mark.parametrize("length", [1, CONV - 1, CONV, CHUNK - 1, CHUNK, CHUNK + 1, 48, MAX_TOKENS])
 def test_logits_equal_transformers(name, length, tiny, paged_run):
     theirs, ours = tiny(*MODELS[name]())
     tokens = random_tokens(length)

@@ -3,7 +3,14 @@
 import pytest
 import torch
 from hand_plans import Hand
-from transformers import BambaConfig, BambaForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+)
 
 from hybrid_engine.groups.spec import group_layers
 from hybrid_engine.models.registry import load_model
@@ -34,7 +41,21 @@ GEMMA = Gemma3TextConfig(
     layer_types=["sliding_attention", "full_attention"],
     tie_word_embeddings=False,
 )
-MODELS = {"bamba": (BambaForCausalLM, BAMBA), "gemma3": (Gemma3ForCausalLM, GEMMA)}
+QWEN = Qwen3_5TextConfig(
+    **COMMON,
+    num_hidden_layers=2,
+    layer_types=["linear_attention", "full_attention"],
+    head_dim=16,
+    linear_key_head_dim=10,
+    linear_value_head_dim=12,
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+)
+MODELS = {
+    "bamba": (BambaForCausalLM, BAMBA),
+    "gemma3": (Gemma3ForCausalLM, GEMMA),
+    "qwen3_5": (Qwen3_5ForCausalLM, QWEN),
+}
 
 
 class FilledUp:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.groups.spec import FullAttentionSpec, MambaSpec, SlidingWindowSpec, group_layers
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.transfers import Transfers
@@ -46,7 +47,7 @@ def make_cache(dtype: torch.dtype = torch.bfloat16) -> CacheTensors:
         SlidingWindowSpec(**sizes, window=8),
         MambaSpec((5, 3), (5, 2), dtype.itemsize),
     ]
-    cache = CacheTensors(group_layers(dict(enumerate(specs * 2))), [NUM_BLOCKS] * 3, dtype=dtype)
+    cache = CacheTensors(split_memory(group_layers(dict(enumerate(specs * 2))), [NUM_BLOCKS] * 3), dtype=dtype)
     for layer in cache.layers:
         for tensor in vars(layer).values():
             tensor.copy_(torch.randn(tensor.shape))
@@ -150,7 +151,7 @@ def test_a_store_that_breaks_ends_the_load_and_not_the_loads_after_it(store, tra
 @pytest.mark.gpu
 def test_blocks_of_a_cache_on_a_gpu_come_back(store):
     specs = {0: FullAttentionSpec(2, 3, 2, 4), 1: MambaSpec((5, 3), (5, 2), 2)}
-    cache = CacheTensors(group_layers(specs), [NUM_BLOCKS] * 2, dtype=torch.bfloat16, device="cuda")
+    cache = CacheTensors(split_memory(group_layers(specs), [NUM_BLOCKS] * 2), dtype=torch.bfloat16, device="cuda")
     for layer in cache.layers:
         for tensor in vars(layer).values():
             tensor.copy_(torch.randn(tensor.shape))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.base import GroupManager
+from hybrid_engine.groups.layout import share_memory
 from hybrid_engine.groups.spec import (
     ChunkedLocalSpec,
     FullAttentionSpec,
@@ -20,7 +21,7 @@ from hybrid_engine.invariants import check_invariants
 from hybrid_engine.request import Request
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import RequestUpdate, Scheduler
-from hybrid_engine.step_plan import NULL_BLOCK_ID, StepPlan, StepResult
+from hybrid_engine.step_plan import NULL_BLOCK_ID, WHOLE_BLOCK, StepPlan, StepResult
 
 
 def full(block_size: int = 16) -> FullAttentionSpec:
@@ -39,8 +40,13 @@ def state(size: int = 8) -> MambaSpec:
     return MambaSpec((size, 3), (size, 4), 2)
 
 
-def make_coordinator(specs: Sequence[LayerSpec], num_blocks: int | Sequence[int], **config) -> Coordinator:
+def make_coordinator(
+    specs: Sequence[LayerSpec], num_blocks: int | Sequence[int] = 0, *, memory_bytes: int | None = None, **config
+) -> Coordinator:
+    """num_blocks: of each group, which keeps its own; memory_bytes: what all groups share instead."""
     groups = group_layers(dict(enumerate(specs)))
+    if memory_bytes is not None:
+        return Coordinator(groups, share_memory(groups, memory_bytes), config=CacheConfig(**config))
     counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
     return Coordinator(groups, counts, config=CacheConfig(**config))
 
@@ -108,9 +114,9 @@ class FakeDevice:
     def __init__(self, coordinator: Coordinator, *, vocab_size: int = 50) -> None:
         self.managers = coordinator.managers
         self.vocab_size = vocab_size
-        self.slots = [
-            [[None] * _slots_of(manager) for _ in range(manager.pool.num_blocks + 1)] for manager in self.managers
-        ]
+        self.slots = [DeviceSlots(manager) for manager in self.managers]
+        for slots in self.slots:
+            slots.share_with(self.slots)
         self.tokens: dict[str, NamedPrefixes] = {}
         self.tables: dict[str, list[list[int]]] = {}
         self.num_computed_tokens = 0
@@ -118,10 +124,11 @@ class FakeDevice:
     def execute(self, plan: StepPlan) -> StepResult:
         for request_id in plan.ended_ids:
             del self.tokens[request_id], self.tables[request_id]
-        for copy in plan.block_copies:
-            source = self.slots[copy.group_id][copy.source_id]
-            target = self.slots[copy.group_id][copy.target_id]
-            target[:] = source[: copy.num_slots] + [None] * (len(target) - copy.num_slots)
+        self._move_bytes(plan)
+        for tables in self.tables.values():
+            for move in plan.block_moves:
+                table = tables[move.group_id]
+                table[:] = [move.target_id if block_id == move.source_id else block_id for block_id in table]
         for started in plan.started:
             assert started.request_id not in self.tokens, f"{started.request_id} was started twice"
             self.tokens[started.request_id] = NamedPrefixes(started.token_ids)
@@ -133,6 +140,13 @@ class FakeDevice:
         drafts = plan.draft_token_ids or ((),) * len(plan.request_ids)
         self.drafts = dict(zip(plan.request_ids, drafts, strict=True))
         return StepResult(plan.step_id, self._run(plan))
+
+    def _move_bytes(self, plan: StepPlan) -> None:
+        for copy in plan.block_copies:
+            source = list(self.slots[copy.group_id][copy.source_id])
+            target = self.slots[copy.group_id][copy.target_id]
+            num_slots = len(target) if copy.num_slots == WHOLE_BLOCK else copy.num_slots
+            target[:] = source[:num_slots] + [None] * (len(target) - num_slots)
 
     def _run(self, plan: StepPlan) -> dict[str, tuple[int, ...]]:
         sizes = zip(plan.request_ids, plan.num_computed_tokens, plan.num_scheduled_tokens, strict=True)
@@ -199,6 +213,32 @@ class FakeDevice:
             slots[working][0] = prefixes[start + num_kept - 1]
 
 
+class DeviceSlots:
+    """The slots of one group's blocks, by block id, in memory that may be shared: who comes last has it."""
+
+    def __init__(self, manager: GroupManager) -> None:
+        self._arena = manager.pool.arena
+        self._num_slots = _slots_of(manager)
+        self._num_units = self._arena.region.block_units[self._arena.pools.index(manager.pool)]
+        self._first_unit = self._arena.region.first_unit
+        self._content: dict[int, list] = {}
+        self._owner: dict[int, tuple[DeviceSlots, int]] = {}
+
+    def share_with(self, others: "Sequence[DeviceSlots]") -> None:
+        first = next(other for other in others if other._arena is self._arena)
+        self._owner = first._owner
+
+    def __getitem__(self, block_id: int) -> list:
+        assert self._first_unit <= block_id, f"block {block_id}, the first is {self._first_unit}"
+        for unit in range(block_id, block_id + self._num_units):
+            owner = self._owner.get(unit)
+            if owner != (self, block_id):
+                if owner is not None:
+                    owner[0]._content.pop(owner[1], None)
+                self._owner[unit] = self, block_id
+        return self._content.setdefault(block_id, [None] * self._num_slots)
+
+
 def _slots_of(manager: GroupManager) -> int:
     return 1 if manager.is_state else manager.block_size
 
@@ -252,16 +292,23 @@ class Bench:
     def __init__(
         self,
         specs: Sequence[LayerSpec],
-        num_blocks: int | Sequence[int],
+        num_blocks: int | Sequence[int] = 0,
         *,
+        memory_bytes: int | None = None,
         connector=None,
         drafter=None,
         rng: random.Random | None = None,
         **config,
     ) -> None:
-        cache_keys = ("enable_prefix_caching", "max_evicted_keys", "checkpoint_interval", "block_size")
+        cache_keys = (
+            "enable_prefix_caching",
+            "max_evicted_keys",
+            "checkpoint_interval",
+            "block_size",
+            "eviction_policy",
+        )
         cache = {key: config.pop(key) for key in cache_keys if key in config}
-        self.coordinator = make_coordinator(specs, num_blocks, **cache)
+        self.coordinator = make_coordinator(specs, num_blocks, memory_bytes=memory_bytes, **cache)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator, connector=connector, drafter=drafter)
         self.device = FakeDevice(self.coordinator)
         self.connector = connector
@@ -298,6 +345,11 @@ class Bench:
         if plan.request_ids:
             self.plans.append(plan)
             self._launched.append(plan)
+        elif plan.block_copies or plan.transfers:
+            # What was launched before is executed before, as everywhere.
+            while len(self._results) < len(self._launched):
+                self._results.append(self.device.execute(self._launched[len(self._results)]))
+            self.device.execute(plan)
         self._check()
         return bool(plan.request_ids)
 

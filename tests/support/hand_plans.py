@@ -19,6 +19,11 @@ VOCAB_SIZE, WINDOW, BLOCK_SIZE = 61, 6, 4
 GREEDY = SamplingParams(temperature=0)
 
 
+def place(slots_X: Tensor) -> tuple[Tensor | int, ...]:
+    """The index of slots in a cache of one head of one element."""
+    return slots_X // BLOCK_SIZE, 0, slots_X % BLOCK_SIZE, 0
+
+
 class DigestModel(Model):
     """Digests, at each position, the tokens and positions that its layers' caches show there.
 
@@ -41,8 +46,9 @@ class DigestModel(Model):
         hidden_TE = torch.empty(len(batch.token_ids_T), 2, dtype=torch.float64)
         for layer in self.info.layers:
             meta, cache = batch.metas[layer.index], batch.caches[layer.index]
-            cache.k_BKPD.view(-1)[meta.slots_T] = batch.token_ids_T.float()
-            cache.v_BKPD.view(-1)[meta.slots_T] = batch.positions_T.float()
+            written = place(meta.slots_T)
+            cache.k_BKPD[written] = batch.token_ids_T.float()
+            cache.v_BKPD[written] = batch.positions_T.float()
             starts = meta.query_starts.tolist()
             for request, num_keys in enumerate(meta.num_keys.tolist()):
                 for token in range(starts[request], starts[request + 1]):
@@ -50,9 +56,8 @@ class DigestModel(Model):
                     seen = range(max(0, end - layer.window) if layer.window else 0, end)
                     table = meta.block_tables_RB[request].tolist()
                     slots = [table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in seen]
-                    hidden_TE[token, layer.index] = digest(
-                        cache.k_BKPD.view(-1)[slots].tolist(), cache.v_BKPD.view(-1)[slots].tolist()
-                    )
+                    read = place(torch.tensor(slots))
+                    hidden_TE[token, layer.index] = digest(cache.k_BKPD[read].tolist(), cache.v_BKPD[read].tolist())
         return hidden_TE
 
     def logits(self, hidden_XE: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ from hybrid_engine.connectors.store import TieredStore
 from hybrid_engine.connectors.tiered import TieredConnector
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.spec import LayerSpec
-from hybrid_engine.invariants import check_invariants
 from hybrid_engine.scheduler import Scheduler
-from hybrid_engine.step_plan import StepPlan, StepResult
+from hybrid_engine.step_plan import StepPlan
 from hybrid_engine.transfer_plan import BlockPart, Load
 
 
@@ -43,19 +42,19 @@ class TierDevice(FakeDevice):
         self.num_saved = 0
         self.num_loaded = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def _move_bytes(self, plan: StepPlan) -> None:
         moved = plan.transfers
+        for save in moved.saves if moved is not None else ():
+            self.store.put(save.key, [slot for part in save.parts for slot in self.read(part)])
+            self.num_saved += 1
+        super()._move_bytes(plan)
         if moved is not None:
-            for save in moved.saves:
-                self.store.put(save.key, [slot for part in save.parts for slot in self.read(part)])
-                self.num_saved += 1
             for copy in moved.copies:
                 slots = self.slots[copy.group_id]
                 slots[copy.target_id][: copy.num_slots] = slots[copy.source_id][: copy.num_slots]
             for load in moved.loads:
                 self.write(load, None)
                 self.loading.append((self.rng.randint(0, self.delay_steps), load))
-        return super().execute(plan)
 
     def advance(self) -> None:
         """Let one step's time pass."""
@@ -88,7 +87,7 @@ class TierBench(Bench):
     def __init__(
         self,
         specs: Sequence[LayerSpec],
-        num_blocks: int | Sequence[int],
+        num_blocks: int | Sequence[int] = 0,
         *,
         host_slots: int = 1 << 20,
         loses: float = 0.0,
@@ -105,14 +104,4 @@ class TierBench(Bench):
 
     def launch(self) -> bool:
         self.device.advance()
-        plan = self.scheduler.schedule()
-        if plan.request_ids:
-            self.plans.append(plan)
-            self._launched.append(plan)
-        elif plan.transfers is not None:
-            # What was launched before is executed before, as everywhere.
-            while len(self._results) < len(self._launched):
-                self._results.append(self.device.execute(self._launched[len(self._results)]))
-            self.device.execute(plan)
-        check_invariants(self.coordinator, self.scheduler.holders())
-        return bool(plan.request_ids)
+        return super().launch()

@@ -6,6 +6,7 @@ from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
+from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.groups.spec import ENDLESS
 from hybrid_engine.llm import LLM
 from hybrid_engine.models.base import Model
@@ -39,14 +40,14 @@ class TinyEngines:
         plan = plan_engine(self.model_config, config)
         if num_blocks is not None:
             counts = [num_states if group.block_size == ENDLESS else num_blocks for group in plan.memory.groups]
-            plan = replace(plan, memory=replace(plan.memory, num_blocks=tuple(counts)))
+            plan = replace(plan, memory=replace(plan.memory, layout=split_memory(plan.memory.groups, counts)))
         memory = plan.memory
         facts = {"vocab_size": plan.info.vocab_size, "eos_token_ids": plan.info.eos_token_ids}
         grammars = Grammars(fast_tokenizer(self.tokenizer), **facts)
-        coordinator = Coordinator(memory.groups, memory.num_blocks, config=config.cache)
+        coordinator = Coordinator(memory.groups, memory.layout, config=config.cache)
         engine = Engine(
             Scheduler(config.scheduler, coordinator, drafter=drafter),
-            runner_class(self.model, memory.groups, memory.num_blocks, grammars=grammars),
+            runner_class(self.model, memory.groups, memory.layout, grammars=grammars),
             self.tokenizer,
             max_model_len=plan.max_model_len,
             grammars=grammars,

@@ -10,16 +10,36 @@ from torch import Tensor
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     JambaConfig,
     JambaForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Lfm3Config,
     Lfm3ForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MiniMaxConfig,
+    MiniMaxForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
+    OlmoHybridConfig,
+    OlmoHybridForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+    Zamba2Config,
+    Zamba2ForCausalLM,
+    ZambaConfig,
+    ZambaForCausalLM,
 )
 
 COMMON = {"vocab_size": 259, "hidden_size": 48, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -46,6 +66,20 @@ GRANITE = (
         "residual_multiplier": 0.7,
     }
 )
+FIVE_LAYERS = (
+    COMMON
+    | ATTENTION
+    | {
+        "num_hidden_layers": 5,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention", "full_attention"],
+    }
+)
+DELTA_NET = {
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 6,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
 THEIRS: dict[str, Callable] = {
     "jamba": lambda: (
         JambaForCausalLM,
@@ -72,10 +106,110 @@ THEIRS: dict[str, Callable] = {
         GraniteMoeHybridConfig(**GRANITE, position_embedding_type="rope"),
     ),
     "mamba": lambda: (MambaForCausalLM, MambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6)),
+    "falcon_mamba": lambda: (
+        FalconMambaForCausalLM,
+        FalconMambaConfig(**COMMON | RANGE, num_hidden_layers=3, state_size=6),
+    ),
     "mamba2": lambda: (
         Mamba2ForCausalLM,
         Mamba2Config(**COMMON | RANGE, num_hidden_layers=3, state_size=6, num_heads=8, head_dim=12, n_groups=2),
     ),
+    "falcon_h1": lambda: (
+        FalconH1ForCausalLM,
+        FalconH1Config(
+            **COMMON | ATTENTION | MAMBA2,
+            num_hidden_layers=3,
+            mamba_d_ssm=40,
+            key_multiplier=0.6,
+            attention_in_multiplier=1.3,
+            ssm_out_multiplier=1.4,
+            ssm_multipliers=[0.8, 1.2, 0.7, 1.5, 1.1],
+            mlp_multipliers=[1.6, 0.5],
+        ),
+    ),
+    "nemotron_h": lambda: (
+        NemotronHForCausalLM,
+        NemotronHConfig(
+            **COMMON | ATTENTION,
+            hybrid_override_pattern="M-*EM",
+            head_dim=12,
+            ssm_state_size=6,
+            mamba_num_heads=8,
+            mamba_head_dim=6,
+            n_groups=2,
+            time_step_min=1e-9,
+            n_routed_experts=4,
+            moe_intermediate_size=24,
+            moe_shared_expert_intermediate_size=32,
+        ),
+    ),
+    "zamba": lambda: (
+        ZambaForCausalLM,
+        ZambaConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba"],
+            mamba_d_state=6,
+        ),
+    ),
+    "zamba2": lambda: (
+        Zamba2ForCausalLM,
+        Zamba2Config(
+            **COMMON | RANGE,
+            intermediate_size=56,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid"],
+            num_mem_blocks=2,
+            use_shared_attention_adapter=True,
+            adapter_rank=5,
+            use_mem_rope=True,
+            mamba_d_state=6,
+            mamba_ngroups=2,
+            n_mamba_heads=8,
+            time_step_min=1e-9,
+        ),
+    ),
+    "qwen3_next": lambda: (
+        Qwen3NextForCausalLM,
+        Qwen3NextConfig(
+            **FIVE_LAYERS | DELTA_NET,
+            head_dim=16,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+        ),
+    ),
+    "lfm2_moe": lambda: (
+        Lfm2MoeForCausalLM,
+        Lfm2MoeConfig(
+            **COMMON | ATTENTION,
+            num_hidden_layers=4,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            num_dense_layers=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        ),
+    ),
+    "olmo_hybrid": lambda: (OlmoHybridForCausalLM, OlmoHybridConfig(**FIVE_LAYERS | DELTA_NET)),
+    "kimi_linear": lambda: (
+        KimiLinearForCausalLM,
+        KimiLinearConfig(
+            **FIVE_LAYERS | {"num_key_value_heads": 4},
+            linear_num_heads=3,
+            linear_head_dim=10,
+            kv_lora_rank=14,
+            qk_rope_head_dim=6,
+            qk_nope_head_dim=8,
+            v_head_dim=10,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+        ),
+    ),
+    "minimax": lambda: (MiniMaxForCausalLM, MiniMaxConfig(**FIVE_LAYERS, num_local_experts=5)),
     "lfm3": lambda: (
         Lfm3ForCausalLM,
         Lfm3Config(

@@ -4,6 +4,7 @@ from collections import defaultdict
 
 import torch
 
+from hybrid_engine.groups.block import Block
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
 from hybrid_engine.step_plan import StepPlan, StepResult
@@ -28,12 +29,11 @@ class WatchedRunner:
         """By group: most blocks that running requests had in their tables at once."""
         self.least_free = [pool.num_blocks for pool in self.pools]
         self._position: dict[str, int] = {}
-        self._taken: list[set[int]] = [set() for _ in self.pools]
-        self._poisoned: list[set[int]] = []
-        for group_id, pool in enumerate(self.pools):
-            everything = range(pool.num_blocks + 1)
-            runner.cache.poison(group_id, everything, torch.nan)
-            self._poisoned.append(set(everything))
+        self._taken: list[list[Block]] = [[] for _ in self.pools]
+        self._plan: StepPlan | None = None
+        runner.cache.poison_all()
+        self._watch_copies()
+        for group_id in range(len(self.pools)):
             self._watch(group_id)
 
     @property
@@ -46,13 +46,25 @@ class WatchedRunner:
 
         def watched(num_blocks: int):
             blocks = take(num_blocks)
-            self._taken[group_id] |= {block.block_id for block in blocks}
+            self._taken[group_id] += blocks
             return blocks
 
         pool.take = watched  # type: ignore[method-assign]
 
+    def _watch_copies(self) -> None:
+        cache, copy_blocks = self.runner.cache, self.runner.cache.copy_blocks
+
+        def watched(copies):
+            copy_blocks(copies)
+            plan, self._plan = self._plan, None
+            if plan is not None:
+                # What was copied or moved first thing may have come from where something new belongs.
+                self._poison(plan)
+
+        cache.copy_blocks = watched  # type: ignore[method-assign]
+
     def execute(self, plan: StepPlan) -> StepResult:
-        self._poison(plan)
+        self._plan = plan
         self._count(plan)
         before = self.runner.num_computed_tokens_total
         result = self.runner.execute(plan)
@@ -61,13 +73,10 @@ class WatchedRunner:
 
     def _poison(self, plan: StepPlan) -> None:
         for group_id, pool in enumerate(self.pools):
-            empty = {block.block_id for block in pool.free.empty_blocks()}
-            # A block that is copied first thing may have been given out again already.
-            copied = {copy.source_id for copy in plan.block_copies if copy.group_id == group_id}
-            stale = (empty | self._taken[group_id]) - self._poisoned[group_id] - copied
+            written = {copy.target_id for copy in plan.block_copies if copy.group_id == group_id}
+            stale = {block.block_id for block in (*pool.empty, *self._taken[group_id])} - written
             self.runner.cache.poison(group_id, sorted(stale), torch.nan)
-            self._poisoned[group_id] = (self._poisoned[group_id] | stale) & (empty | {0})
-            self._taken[group_id] = set()
+            self._taken[group_id] = []
 
     def _count(self, plan: StepPlan) -> None:
         self.most_waiting = max(self.most_waiting, self.scheduler.num_waiting)

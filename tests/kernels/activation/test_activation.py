@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("path")
 
 # float32: exp to two units in the last place. bfloat16: one rounding.
 TOLERANCE = {torch.float32: {"rtol": 2e-6, "atol": 1e-6}, torch.bfloat16: {"rtol": 2**-7, "atol": 1e-4}}
-KINDS = pytest.mark.parametrize("kind", ["gelu_tanh", "silu"])
+KINDS = pytest.mark.parametrize("kind", ["gelu", "gelu_tanh", "silu"])
 
 
 @KINDS

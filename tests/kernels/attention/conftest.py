@@ -48,19 +48,20 @@ def lowest_seen(num_queries: int, num_keys: int, options: dict) -> int:
 
 
 def make_problem(
-    *, num_queries, num_keys, heads=4, kv_heads=2, size=32, block_size=16, dtype=torch.float32, **options
+    *, num_queries, num_keys, heads=4, kv_heads=2, size=32, v_size=None, block_size=16, dtype=torch.float32, **options
 ) -> Problem:
     """Requests with blocks in random order; whatever no query sees is NaN, table entries that nobody needs are wild."""
     needs = [-(-n // block_size) for n in num_keys]
     num_blocks = sum(needs) + 3
     order = (torch.randperm(num_blocks - 1) + 1).tolist()
-    tables, caches = [], [torch.full((num_blocks, kv_heads, block_size, size), torch.nan) for _ in range(2)]
+    sizes = (size, v_size or size)
+    tables, caches = [], [torch.full((num_blocks, kv_heads, block_size, each), torch.nan) for each in sizes]
     for queries, keys, need in zip(num_queries, num_keys, needs, strict=True):
         table, order = order[:need], order[need:]
         lowest = lowest_seen(queries, keys, options)
         for position in range(lowest, keys):
             for cache in caches:
-                cache[table[position // block_size], :, position % block_size] = torch.randn(kv_heads, size)
+                cache[table[position // block_size], :, position % block_size] = torch.randn(kv_heads, cache.shape[3])
         tables.append(table)
     meta = AttentionMeta.build(num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=block_size)
     for row, (queries, keys, need) in enumerate(zip(num_queries, num_keys, needs, strict=True)):

@@ -65,6 +65,15 @@ def test_sinks_take_their_share(problem, dtype):
     problem(**MIXED, dtype=dtype, sinks_H=torch.randn(4), window=20).check()
 
 
+@pytest.mark.parametrize("v_size", [16, 48])
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"chunk": 24, "softcap": 0.5}, {"sinks": True}], ids=str)
+def test_values_may_have_another_size_than_keys(problem, dtype, v_size, options):
+    sinks_H = torch.randn(4) if options.pop("sinks", False) else None
+    case = problem(**MIXED, dtype=dtype, v_size=v_size, sinks_H=sinks_H, **options)
+    assert case.run().shape == (*case.q_THD.shape[:2], v_size)
+    case.check()
+
+
 @pytest.mark.parametrize("num_keys", [511, 512, 513, 1600])
 def test_keys_split_among_threads_are_merged(problem, dtype, num_keys):
     problem(num_queries=[1, 2], num_keys=[num_keys, 1100], dtype=dtype, sinks_H=torch.randn(4)).check()

@@ -44,6 +44,33 @@ def test_strided_keys_go_into_strided_caches(dtype):
     assert torch.equal(pages[4, 1, :, 15], k_THD[4, 2:8:2])
 
 
+def test_values_of_another_size_land_in_their_slots_and_are_copied(dtype):
+    k_cache, v_cache = make_caches(dtype)[0], torch.randn(5, 2, 16, 24).to(dtype)
+    k_before, v_before = k_cache.clone(), v_cache.clone()
+    qkv_TC = torch.randn(5, 4 * 32 + 2 * 32 + 2 * 24).to(dtype)
+    none_TD = torch.zeros(5, 0)
+    q_THD = qkv_norm_rope_write(
+        qkv_TC,
+        k_cache_BKPD=k_cache,
+        v_cache_BKPD=v_cache,
+        slots_T=torch.tensor(SLOTS),
+        cos_TD=none_TD,
+        sin_TD=none_TD,
+    )
+    assert torch.equal(q_THD, qkv_TC[:, :128].view(5, 4, 32))
+    write_kv(
+        qkv_TC[:, 128:192].view(5, 2, 32),
+        qkv_TC[:, 192:].view(5, 2, 24),
+        k_cache_BKPD=k_before,
+        v_cache_BKPD=v_before,
+        slots_T=torch.tensor(SLOTS),
+    )
+    assert torch.equal(k_cache, k_before)
+    assert torch.equal(v_cache, v_before)
+    copy_blocks(k_cache, v_cache, copies=[(2, 1, 5)])
+    assert torch.equal(v_cache[1, :, :5], v_before[2, :, :5])
+
+
 @pytest.mark.parametrize("slot", [-1, 80])
 @on_cpu_paths
 def test_a_slot_outside_the_cache_is_an_error_and_nothing_is_written(slot):

@@ -22,5 +22,9 @@ def test_keys_in_several_splits_are_merged(problem, window):
     problem(num_queries=[1, 1], num_keys=[1, 600], window=window).check()
 
 
+def test_values_of_another_size_go_through_torch(problem, dtype):
+    problem(**MIXED, dtype=dtype, v_size=16, window=20).check()
+
+
 def test_sinks_take_their_share_in_both(problem):
     problem(num_queries=[1, 1, 7], num_keys=[1, 300, 40], sinks_H=torch.randn(4)).check()

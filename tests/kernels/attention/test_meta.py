@@ -21,6 +21,11 @@ def test_slots_follow_each_requests_last_tokens():
     assert build().slots_T.tolist() == [7 * 4 + 3, 2 * 4, 2 * 4 + 1, 4 * 4]
 
 
+def test_positions_are_those_of_each_requests_last_tokens():
+    assert build().positions().tolist() == [3, 4, 5, 4]
+    assert build(num_queries=[0, 2]).positions().tolist() == [3, 4]
+
+
 def test_shorter_tables_are_filled_up():
     assert build(block_tables=[[7, 2], [9, 4, 5]]).block_tables_RB.tolist() == [[7, 2, 0], [9, 4, 5]]
 

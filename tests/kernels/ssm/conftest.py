@@ -110,12 +110,48 @@ def make_mamba2(
     )
 
 
+def make_delta(
+    num_tokens,
+    dtype=torch.float32,
+    *,
+    heads=6,
+    groups=2,
+    key_size=20,
+    size=40,
+    is_by_row=False,
+    beta_scale=1.0,
+    has_bias=True,
+    chunk=8,
+) -> Op:
+    """Keys of neighbours are alike, as in a text that repeats itself: what is written is mostly there already."""
+    decays = key_size if is_by_row else 1
+    keys = {"q_TGN": (groups, key_size), "k_TGN": (groups, key_size)}
+    tokens = keys | {"v_THD": (heads, size), "dt_THN": (heads, decays), "b_TH": (heads,)}
+    inputs = {name: torch.randn(num_tokens, *shape) for name, shape in tokens.items()}
+    inputs["k_TGN"] += torch.randn(groups, key_size)
+    return Op(
+        "gated_delta_rule",
+        {name: tensor.to(dtype) for name, tensor in inputs.items()},
+        {
+            "A_H": -2 * torch.rand(heads),
+            "dt_bias_HN": torch.randn(heads, decays) - 2 if has_bias else None,
+            "beta_scale": beta_scale,
+            "chunk": chunk,
+        },
+        "state_SHND",
+        (heads, key_size, size),
+    )
+
+
 MAKERS: dict[str, Callable[..., Op]] = {
     "conv": make_conv,
     "conv_of_3_plain": partial(make_conv, width=3, activation=None, has_bias=False),
     "mamba1": make_mamba1,
     "mamba1_plain": partial(make_mamba1, channels=16, num_states=5, is_gated=False),
     "mamba2": make_mamba2,
+    "delta": make_delta,
+    "delta_by_row": partial(make_delta, groups=6, key_size=36, size=20, is_by_row=True, beta_scale=2.0),
+    "delta_plain": partial(make_delta, heads=2, groups=1, key_size=5, size=32, has_bias=False),
 }
 
 
@@ -133,6 +169,11 @@ def make_any_conv():
 @pytest.fixture
 def make_any_mamba1():
     return make_mamba1
+
+
+@pytest.fixture
+def make_any_delta():
+    return make_delta
 
 
 @pytest.fixture

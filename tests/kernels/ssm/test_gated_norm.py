@@ -15,10 +15,11 @@ TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol
 
 
 @pytest.mark.parametrize(("size", "group_size"), [(1, 1), (37, 37), (60, 20), (96, 32), (1536, 768)])
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
 @pytest.mark.parametrize("norm_before_gate", [False, True])
-def test_groups_of_any_size_are_normed_apart(dtype, size, group_size, norm_before_gate):
+def test_groups_of_any_size_are_normed_apart(dtype, size, group_size, norm_before_gate, activation):
     x_TI, gate_TI, weight_I = torch.randn(30, size).to(dtype), torch.randn(30, size).to(dtype), torch.randn(size)
-    options = {"eps": 1e-5, "group_size": group_size, "norm_before_gate": norm_before_gate}
+    options = {"eps": 1e-5, "group_size": group_size, "norm_before_gate": norm_before_gate, "activation": activation}
     wanted = reference.gated_rms_norm(x_TI, gate_TI, weight_I, **options)
     torch.testing.assert_close(gated_rms_norm(x_TI, gate_TI, weight_I, **options), wanted, **TOLERANCE[dtype])
 
@@ -38,7 +39,7 @@ def test_norm_before_gate_leaves_the_gate_out_of_the_mean():
 def test_columns_and_dtypes_of_a_wider_projection_are_accepted():
     wide = torch.randn(6, 100)
     x_TI, gate_TI, weight_I = wide[:, 10:42].bfloat16(), wide[:, 50:82], torch.randn(32).bfloat16()
-    options = {"eps": 1e-5, "group_size": 16, "norm_before_gate": False}
+    options = {"eps": 1e-5, "group_size": 16, "norm_before_gate": False, "activation": "silu"}
     wanted = reference.gated_rms_norm(x_TI, gate_TI, weight_I, **options)
     got = gated_rms_norm(x_TI, gate_TI, weight_I, **options)
     torch.testing.assert_close(got, wanted, **TOLERANCE[torch.bfloat16])
@@ -63,6 +64,7 @@ def test_no_rows_give_no_rows(dtype):
         ({"gate_TI": torch.zeros(2, 8).half()}, "gate_TI is float16"),
         ({"group_size": 3}, "group_size is 3, must divide the 8 columns"),
         ({"group_size": 0}, "group_size is 0"),
+        ({"activation": "relu"}, "activation is 'relu'"),
     ],
 )
 @on_cpu_paths

@@ -39,10 +39,18 @@ def test_padding_touches_no_slot(make_op):
     torch.testing.assert_close(states, wanted, equal_nan=True)
 
 
-def test_groups_are_normed_apart():
+def test_pieces_of_the_delta_rule_longer_than_a_block_of_its_inverse(make_any_delta):
+    """Keys that are alike: what is written depends on all that was written before it in the piece."""
+    op = make_any_delta(75, heads=2, groups=1, chunk=40)
+    op.check(op.slots(3, [1]), StateMeta.build(num_queries=[75], slots=[1], has_history=[True], captures=[(0, 50, 2)]))
+
+
+@pytest.mark.parametrize("activation", ["silu", "sigmoid"])
+def test_groups_are_normed_apart(activation):
     x_TI, gate_TI, weight_I = torch.randn(3, 60), torch.randn(3, 60), torch.randn(60)
-    wanted = reference.gated_rms_norm(x_TI, gate_TI, weight_I, eps=1e-5, group_size=20, norm_before_gate=False)
-    torch.testing.assert_close(gated_rms_norm(x_TI, gate_TI, weight_I, eps=1e-5, group_size=20), wanted)
+    options = {"eps": 1e-5, "group_size": 20, "norm_before_gate": False, "activation": activation}
+    wanted = reference.gated_rms_norm(x_TI, gate_TI, weight_I, **options)
+    torch.testing.assert_close(gated_rms_norm(x_TI, gate_TI, weight_I, **options), wanted)
 
 
 def test_pieces_end_at_captures_and_leave_single_tokens_out():

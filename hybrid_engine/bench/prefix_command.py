@@ -1,0 +1,190 @@
+"""`hybrid-engine bench prefix`: the command. Loads nothing heavy until it runs."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+if TYPE_CHECKING:
+    from hybrid_engine.bench.prefix_result import RunSettings
+
+
+class RunProgress:
+    """A bar for each run, on stderr, where that is a terminal."""
+
+    def __init__(self, num_calls: int) -> None:
+        self._num_calls = num_calls
+        self._progress = Progress(console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> RunProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def begin(self, settings: RunSettings) -> None:
+        """Show a bar for a run."""
+        name = f"{settings.policy}, {settings.memory_bytes / 2**30:,.1f} GiB"
+        self._task = self._progress.add_task(name, total=self._num_calls)
+
+    def advance(self) -> None:
+        """Count a call."""
+        if self._task is not None:
+            self._progress.advance(self._task)
+
+
+def add_prefix(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    app.command(name="prefix")(prefix)
+
+
+def add_replay(app: typer.Typer) -> None:
+    """Add the command to a command line."""
+    app.command()(replay)
+
+
+def replay(
+    log: Annotated[Path, typer.Argument(help="What `hybrid-engine serve --cache-log FILE` has written.")],
+    memory: Annotated[
+        str,
+        typer.Option(
+            help="Other sizes of the cache memory: like 80GiB, +40GiB (beside what there was), or a share of the "
+            "working set, like 50%; several with commas."
+        ),
+    ] = "",
+    policy: Annotated[
+        str, typer.Option(help="Eviction policies, clairvoyant among them; several with commas; by default its own.")
+    ] = "",
+    start: Annotated[
+        int | None, typer.Option(help="Which start of the server, from 1; by default the last.", min=1)
+    ] = None,
+    json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """What another 40 GiB of cache, or another eviction policy, would have hit of what a server has answered."""
+    from hybrid_engine.bench.log_replay import read_log, replay_log, table
+
+    part = read_log(log, start=start)
+    memories, policies = (_names(given) for given in (memory, policy))
+    with RunProgress(len(part.calls)) as progress:
+        found = replay_log(
+            part, memories=memories, policies=policies, on_run=progress.begin, on_request=progress.advance
+        )
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    console.print(table(found))
+    console.print(
+        f"{len(part.calls):,} answers; an infinite cache would have hit "
+        f"{found.report.runs[0].totals.num_infinite_tokens:,} tokens; working set "
+        f"{found.report.working_set_bytes / 2**20:,.1f} MiB",
+        highlight=False,
+    )
+    if json is not None:
+        found.report.command = _command()
+        found.report.write(json)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _command() -> str:
+    return shlex.join(["hybrid-engine", *sys.argv[1:]])
+
+
+def prefix(
+    trace: Annotated[
+        Path | None, typer.Option(help="A trace, gzipped or not, or a folder of them; see docs/BENCH_PREFIX.md.")
+    ] = None,
+    format: Annotated[
+        str,
+        typer.Option(
+            help="auto (by what it holds), calls, transcripts, openai, mooncake, blocks, weka, swe-agent, prompts."
+        ),
+    ] = "auto",
+    sessions: Annotated[int | None, typer.Option(help="Only the first so many conversations.", min=1)] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="jamba-1.5-mini, granite-4-h-small, gemma-3-27b, llama-3.1-8b (sizes alone), a config.json, or a "
+            "folder or .gguf file."
+        ),
+    ] = "jamba-1.5-mini",
+    measured: Annotated[bool, typer.Option(help="Load the model and compute, instead of a clock.")] = False,
+    hardware: Annotated[str, typer.Option(help="Whose peak speeds the clock takes: a100, h100, h200, b200, laptop")] = (
+        "h200"
+    ),
+    flops: Annotated[float | None, typer.Option(help="Operations a second, instead of the hardware's.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Bytes a second, instead of the hardware's.")] = None,
+    memory: Annotated[
+        str, typer.Option(help="Cache memory, like 40GiB, or a share of the working set; several with commas.")
+    ] = "10%,25%,50%",
+    policy: Annotated[str, typer.Option(help="Eviction policies; several with commas.")] = "lru",
+    clairvoyant: Annotated[bool, typer.Option(help="Also run who knows the future, to compare with.")] = True,
+    concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 16,
+    pace: Annotated[str, typer.Option(help="trace: arrivals and think times are kept; fast: as fast as it goes.")] = (
+        "trace"
+    ),
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens in a cache block; by default the trace's own, or 16.", min=1)
+    ] = None,
+    step_tokens: Annotated[int, typer.Option(help="Tokens computed in a step.", min=1)] = 8192,
+    checkpoint_interval: Annotated[
+        int, typer.Option(help="Tokens between the states that long prompts leave; 0: none.", min=0)
+    ] = 4096,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A folder or .gguf file to tokenise with; by default each byte is a token.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja template to render messages with; by default a plain rendering.")
+    ] = None,
+    replace_assistant: Annotated[
+        bool, typer.Option(help="Prompts show other texts than the assistant wrote, as when reasoning is stripped.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+) -> None:
+    """What a cache would hit of a trace, with which policy and how much memory, and why it misses the rest."""
+    from hybrid_engine.bench import prefix_table
+    from hybrid_engine.bench.geometry import find_hardware
+    from hybrid_engine.bench.prefix_bench import Bench, compare
+    from hybrid_engine.bench.workload_reading import read_workload
+
+    if trace is None:
+        raise typer.BadParameter("give a trace", param_hint="--trace")
+    items = read_workload(
+        trace,
+        format=format,
+        num_sessions=sessions,
+        tokenizer=tokenizer,
+        chat_template=chat_template,
+        replaces_assistant=replace_assistant,
+    )
+    bench = Bench(
+        title=f"{trace.resolve().name}, {len(items):,} calls" + (", assistant replaced" if replace_assistant else ""),
+        items=items,
+        model=model,
+        memories=_names(memory),
+        policies=_names(policy),
+        hardware=find_hardware(hardware, flops=flops, bandwidth=bandwidth),
+        concurrency=concurrency,
+        pace=pace,
+        block_size=block_size,
+        step_tokens=step_tokens,
+        checkpoint_interval=checkpoint_interval,
+        with_clairvoyant=clairvoyant,
+    )
+    with RunProgress(len(items)) as progress:
+        report = compare(bench, on_run=progress.begin, on_request=progress.advance)
+    report.command = _command()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    console.print(prefix_table.table(report))
+    console.print(prefix_table.reasons_table(report))
+    console.print(prefix_table.summary(report), highlight=False)
+    if json is not None:
+        report.write(json)

@@ -1,0 +1,1 @@
+"""Policies: which recorded checkpoint goes when memory is short. See docs/EVICTION.md."""

@@ -1,0 +1,252 @@
+"""The gated delta rule by pieces of a request, as matrix products; one decay for a whole head.
+
+Token i of a piece writes d_i, which depends on what the tokens before it wrote. With S, the state before the piece:
+d_i + beta_i sum over j < i of decay_ij (k_i k_j) d_j = beta_i (v_i - decay_i k_i S).
+The matrix on the left, with ones on its diagonal, depends on keys alone. Three launches: its inverse, applied to values
+and keys, for all pieces at once; the states from piece to piece, which turns values into what is written; the outputs.
+A piece ends wherever a state is captured, so the second launch holds exactly that state and stores it.
+
+Source: Gated Delta Networks, arXiv 2412.06464, section 3.3. Sums of decays are in float64.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hybrid_engine.kernels.ssm.triton_delta import KEY_EPS
+from hybrid_engine.kernels.triton_math import softplus
+
+BLOCK = tl.constexpr(16)
+"""Rows of the blocks in which a matrix is inverted."""
+
+
+@triton.jit
+def _unit_rows(x):
+    return x * tl.rsqrt(tl.sum(x * x, 1) + KEY_EPS)[:, None]
+
+
+@triton.jit
+def _invert(matrix_ptr, inverse_ptr, TOKENS: tl.constexpr):
+    """Of a lower triangular matrix with ones on its diagonal, of which what is below it is stored.
+
+    Blocks on the diagonal row by row, all at once; then those beside it, from the diagonal outwards.
+    """
+    NUM_BLOCKS: tl.constexpr = TOKENS // BLOCK
+    o_block, o_row = tl.arange(0, NUM_BLOCKS), tl.arange(0, BLOCK)
+    o_first = o_block * BLOCK * (TOKENS + 1)
+    o_diagonal = o_first[:, None, None] + o_row[None, :, None] * TOKENS + o_row[None, None, :]
+    below = tl.load(matrix_ptr + o_diagonal)
+    is_row = o_row[None, :, None]
+    inverse = tl.where(is_row == o_row[None, None, :], 1.0, 0.0) + tl.zeros([NUM_BLOCKS, BLOCK, BLOCK], tl.float32)
+    for row in range(1, BLOCK):
+        weights = tl.sum(tl.where(is_row == row, below, 0.0), 1)
+        known = tl.sum(weights[:, :, None] * inverse, 1)
+        inverse = tl.where(is_row == row, inverse - known[:, None, :], inverse)
+    tl.store(inverse_ptr + o_diagonal, inverse)
+    tl.debug_barrier()
+    o_inside = o_row[:, None] * TOKENS + o_row[None, :]
+    for distance in tl.static_range(1, NUM_BLOCKS):
+        for row in tl.static_range(distance, NUM_BLOCKS):
+            total = tl.zeros([BLOCK, BLOCK], tl.float32)
+            for middle in tl.static_range(row - distance, row):
+                left = tl.load(matrix_ptr + (row * TOKENS + middle) * BLOCK + o_inside)
+                right = tl.load(inverse_ptr + (middle * TOKENS + row - distance) * BLOCK + o_inside)
+                total = tl.dot(left, right, total, input_precision="tf32x3")
+            own = tl.load(inverse_ptr + row * BLOCK * (TOKENS + 1) + o_inside)
+            block = -tl.dot(own, total, input_precision="tf32x3")
+            tl.store(inverse_ptr + (row * TOKENS + row - distance) * BLOCK + o_inside, block)
+        tl.debug_barrier()
+
+
+@triton.jit
+def delta_prepare_kernel(
+    k_ptr,
+    v_ptr,
+    dt_ptr,
+    b_ptr,
+    a_ptr,
+    dt_bias_ptr,
+    bounds_ptr,
+    matrices_ptr,
+    inverses_ptr,
+    keys_ptr,
+    values_ptr,
+    decays_ptr,
+    beta_scale,
+    stride_k_T,
+    stride_k_G,
+    stride_v_T,
+    stride_v_H,
+    stride_dt_T,
+    stride_dt_H,
+    stride_b_T,
+    stride_b_H,
+    HEADS_IN_GROUP: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS_PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """keys [pieces, H, TOKENS, N], values [pieces, H, TOKENS, D]: both times the inverse; decays, summed up.
+
+    matrices, inverses: [pieces, H, TOKENS, TOKENS], inverses with zeros in them.
+    """
+    i_piece, i_head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(bounds_ptr + 2 * i_piece).to(tl.int64)
+    num_tokens = tl.load(bounds_ptr + 2 * i_piece + 1)
+    o_token, o_key = tl.arange(0, TOKENS), tl.arange(0, KEYS_PADDED)
+    is_token, is_key = o_token < num_tokens, o_key < KEYS
+    o_piece = i_piece.to(tl.int64) * tl.num_programs(1) + i_head
+    dt = tl.load(dt_ptr + (first + o_token) * stride_dt_T + i_head * stride_dt_H, mask=is_token, other=0.0)
+    dt = dt.to(tl.float32)
+    if HAS_BIAS:
+        dt += tl.load(dt_bias_ptr + i_head).to(tl.float32)
+    dt = tl.where(is_token, softplus(dt), 0.0)
+    decay = tl.cumsum(dt.to(tl.float64) * tl.load(a_ptr + i_head).to(tl.float64), 0)
+    tl.store(decays_ptr + o_piece * TOKENS + o_token, decay)
+    beta = tl.load(b_ptr + (first + o_token) * stride_b_T + i_head * stride_b_H, mask=is_token, other=0.0)
+    beta = tl.where(is_token, beta_scale * tl.sigmoid(beta.to(tl.float32)), 0.0)
+    o_k = (first + o_token)[:, None] * stride_k_T + i_head // HEADS_IN_GROUP * stride_k_G + o_key[None, :]
+    k = tl.load(k_ptr + o_k, mask=is_token[:, None] & is_key[None, :], other=0.0).to(tl.float32)
+    k = _unit_rows(k)
+    between = (decay[:, None] - decay[None, :]).to(tl.float32)
+    is_earlier = o_token[None, :] < o_token[:, None]
+    met = tl.dot(k, tl.trans(k), input_precision=PRECISION)
+    met = met * tl.exp(tl.where(is_earlier, between, -1.0e30)) * beta[:, None]
+    o_square = o_token[:, None] * TOKENS + o_token[None, :]
+    tl.store(matrices_ptr + o_piece * TOKENS * TOKENS + o_square, met)
+    tl.debug_barrier()
+    _invert(matrices_ptr + o_piece * TOKENS * TOKENS, inverses_ptr + o_piece * TOKENS * TOKENS, TOKENS)
+    inverse = tl.load(inverses_ptr + o_piece * TOKENS * TOKENS + o_square)
+    decayed_k = k * (beta * tl.exp(decay.to(tl.float32)))[:, None]
+    o_out = (o_piece * TOKENS + o_token)[:, None]
+    tl.store(
+        keys_ptr + o_out * KEYS + o_key[None, :],
+        tl.dot(inverse, decayed_k, input_precision=PRECISION),
+        mask=is_key[None, :],
+    )
+    for column in range(0, VALUES, COLUMNS):
+        o_value = column + tl.arange(0, COLUMNS)
+        is_value = o_value < VALUES
+        o_v = (first + o_token)[:, None] * stride_v_T + i_head * stride_v_H + o_value[None, :]
+        v = tl.load(v_ptr + o_v, mask=is_token[:, None] & is_value[None, :], other=0.0).to(tl.float32)
+        v = tl.dot(inverse, v * beta[:, None], input_precision=PRECISION)
+        tl.store(values_ptr + o_out * VALUES + o_value[None, :], v, mask=is_value[None, :])
+
+
+@triton.jit
+def delta_pass_kernel(
+    k_ptr,
+    bounds_ptr,
+    keys_ptr,
+    values_ptr,
+    decays_ptr,
+    before_ptr,
+    row_pieces_ptr,
+    piece_slots_ptr,
+    states_ptr,
+    slots_ptr,
+    has_history_ptr,
+    stride_k_T,
+    stride_k_G,
+    stride_state,
+    HEADS_IN_GROUP: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS_PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Walk a request's pieces: values become what is written; captures and the last state are kept.
+
+    before [pieces, H, N, D]: the state before each piece.
+    """
+    i_row, i_head = tl.program_id(0), tl.program_id(1)
+    first_piece = tl.load(row_pieces_ptr + i_row).to(tl.int64)
+    end_piece = tl.load(row_pieces_ptr + i_row + 1).to(tl.int64)
+    if first_piece == end_piece:
+        return
+    o_token, o_key = tl.arange(0, TOKENS), tl.arange(0, KEYS_PADDED)
+    o_value = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    is_key, is_value = o_key < KEYS, o_value < VALUES
+    is_inside = is_key[:, None] & is_value[None, :]
+    o_inside = o_key[:, None] * VALUES + o_value[None, :]
+    state_ptr = states_ptr + i_head * KEYS * VALUES + o_inside
+    slot = tl.load(slots_ptr + i_row)
+    has_history = tl.load(has_history_ptr + i_row) != 0
+    state = tl.load(state_ptr + slot * stride_state, mask=is_inside & has_history, other=0.0)
+    for piece in range(first_piece, end_piece):
+        o_piece = piece * tl.num_programs(1) + i_head
+        first = tl.load(bounds_ptr + 2 * piece).to(tl.int64)
+        is_token = o_token < tl.load(bounds_ptr + 2 * piece + 1)
+        tl.store(before_ptr + o_piece * KEYS * VALUES + o_inside, state, mask=is_inside)
+        o_rows = (o_piece * TOKENS + o_token)[:, None]
+        keys = tl.load(keys_ptr + o_rows * KEYS + o_key[None, :], mask=is_key[None, :], other=0.0)
+        values = tl.load(values_ptr + o_rows * VALUES + o_value[None, :], mask=is_value[None, :], other=0.0)
+        written = values - tl.dot(keys, state, input_precision=PRECISION)
+        tl.debug_barrier()  # values may lie with other threads than what is written: all have read before one writes
+        tl.store(values_ptr + o_rows * VALUES + o_value[None, :], written, mask=is_value[None, :])
+        decay = tl.load(decays_ptr + o_piece * TOKENS + o_token)
+        end_decay = tl.load(decays_ptr + o_piece * TOKENS + TOKENS - 1)
+        o_k = (first + o_token)[:, None] * stride_k_T + i_head // HEADS_IN_GROUP * stride_k_G + o_key[None, :]
+        k = tl.load(k_ptr + o_k, mask=is_token[:, None] & is_key[None, :], other=0.0).to(tl.float32)
+        k = _unit_rows(k) * tl.exp((end_decay - decay).to(tl.float32))[:, None]
+        state = state * tl.exp(end_decay.to(tl.float32)) + tl.dot(tl.trans(k), written, input_precision=PRECISION)
+        target = tl.load(piece_slots_ptr + piece)
+        tl.store(state_ptr + target * stride_state, state, mask=is_inside & (target >= 0))
+    tl.store(state_ptr + slot * stride_state, state, mask=is_inside)
+
+
+@triton.jit
+def delta_output_kernel(
+    q_ptr,
+    k_ptr,
+    bounds_ptr,
+    before_ptr,
+    written_ptr,
+    decays_ptr,
+    out_ptr,
+    query_scale,
+    stride_q_T,
+    stride_q_G,
+    stride_k_T,
+    stride_k_G,
+    HEADS_IN_GROUP: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEYS_PADDED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """What a query reads of the state before the piece, and of what the piece's tokens up to its own wrote."""
+    i_piece, i_head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(bounds_ptr + 2 * i_piece).to(tl.int64)
+    num_tokens = tl.load(bounds_ptr + 2 * i_piece + 1)
+    o_token, o_key = tl.arange(0, TOKENS), tl.arange(0, KEYS_PADDED)
+    o_value = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    is_token, is_key, is_value = o_token < num_tokens, o_key < KEYS, o_value < VALUES
+    is_token_key = is_token[:, None] & is_key[None, :]
+    o_piece = i_piece.to(tl.int64) * tl.num_programs(1) + i_head
+    i_group = i_head // HEADS_IN_GROUP
+    o_q = (first + o_token)[:, None] * stride_q_T + i_group * stride_q_G + o_key[None, :]
+    q = _unit_rows(tl.load(q_ptr + o_q, mask=is_token_key, other=0.0).to(tl.float32)) * query_scale
+    o_k = (first + o_token)[:, None] * stride_k_T + i_group * stride_k_G + o_key[None, :]
+    k = _unit_rows(tl.load(k_ptr + o_k, mask=is_token_key, other=0.0).to(tl.float32))
+    decay = tl.load(decays_ptr + o_piece * TOKENS + o_token)
+    o_before = (o_piece * KEYS + o_key)[:, None] * VALUES + o_value[None, :]
+    before = tl.load(before_ptr + o_before, mask=is_key[:, None] & is_value[None, :], other=0.0)
+    out = tl.dot(q, before, input_precision=PRECISION) * tl.exp(decay.to(tl.float32))[:, None]
+    between = (decay[:, None] - decay[None, :]).to(tl.float32)
+    is_seen = o_token[None, :] <= o_token[:, None]
+    weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * tl.exp(tl.where(is_seen, between, -1.0e30))
+    o_written = (o_piece * TOKENS + o_token)[:, None] * VALUES + o_value[None, :]
+    written = tl.load(written_ptr + o_written, mask=is_value[None, :], other=0.0)
+    out = tl.dot(weights, written, out, input_precision=PRECISION)
+    o_out = ((first + o_token)[:, None] * tl.num_programs(1) + i_head) * VALUES + o_value[None, :]
+    tl.store(out_ptr + o_out, out.to(out_ptr.dtype.element_ty), mask=is_token[:, None] & is_value[None, :])

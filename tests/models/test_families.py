@@ -1,0 +1,69 @@
+"""Logits of every family against transformers, in float32, one forward of the whole text by theirs.
+
+Theirs never continues a cache here: that isn't right in all of them, and nothing here depends on it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from attention_families import FAMILIES, GENERIC
+
+TOLERANCE = 1e-3
+"""Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
+
+MODELS = FAMILIES | GENERIC
+every_family = pytest.mark.parametrize("name", MODELS)
+
+
+def random_tokens(count: int, seed: int = 1) -> list[int]:
+    return torch.randint(0, 99, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.inference_mode()
+def their_logits(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
+    return model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
+
+
+def check_close(logits_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
+    deviation = expected_TV.std().item()
+    assert deviation > 0.05
+    torch.testing.assert_close(logits_TV, expected_TV, rtol=0, atol=TOLERANCE * deviation)
+
+
+@every_family
+@pytest.mark.parametrize("length", [48, 200])
+def test_logits_equal_transformers(name, length, tiny, paged_run):
+    theirs, ours = tiny(*MODELS[name]())
+    tokens = random_tokens(length)
+    check_close(paged_run(ours, max_tokens=length).step({0: tokens})[0], their_logits(theirs, tokens))
+
+
+@every_family
+def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(name, tiny, paged_run):
+    theirs, ours = tiny(*MODELS[name]())
+    texts = [random_tokens(length, seed=length) for length in (61, 40, 23)]
+    run = paged_run(ours, num_requests=3)
+    bounds = [(0, 1, 8, 9, 29, 55, 58, *range(59, 62)), (0, 25, *range(26, 41)), tuple(range(24))]
+    found: list[list[torch.Tensor]] = [[], [], []]
+    spans = [list(pairwise(bound)) for bound in bounds]
+    for step in range(max(map(len, spans))):
+        chunks = {i: texts[i][slice(*spans[i][step])] for i in range(3) if step < len(spans[i])}
+        for request, logits_TV in run.step(chunks).items():
+            found[request].append(logits_TV)
+    for text, pieces in zip(texts, found, strict=True):
+        check_close(torch.cat(pieces), their_logits(theirs, text))
+
+
+@every_family
+def test_a_text_that_goes_on_in_anothers_blocks_is_as_cold(name, tiny, paged_run):
+    _, ours = tiny(*MODELS[name]())
+    text = random_tokens(70)
+    run = paged_run(ours, num_requests=2, max_tokens=80)
+    cold_TV = run.step({0: text})[0]
+    for tables in run.tables.values():  # 36 tokens are nine blocks
+        tables[1][:9] = tables[0][:9]
+    run.token_ids[1] = text[:36]
+    torch.testing.assert_close(run.step({1: text[36:]})[1], cold_TV[36:], rtol=0, atol=TOLERANCE * cold_TV.std().item())
