@@ -163,7 +163,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tiny_hybrid": {"config"},
     "async_engine": {"engine", "errors", "outputs", "startup", "tiny_hybrid"},
-    "snapshot": {"engine", "groups.spec"},
+    "snapshot": {"engine", "groups"},
     "chat_template": {"errors", "message_boundaries"},
     "": {"config", "llm", "outputs", "sampling_params"},
     "prefill_worker": API,
