@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing of an answer here.")]
 Count = Annotated[int, Field(ge=0, le=2**31)]
+ServiceTier = Annotated[
+    str | None, Field(description="A class of priority where the scheduling policy is 'priority'; else ignored.")
+]
 TokenIds = Annotated[list[int], Field(max_length=2**24)]
 
 
@@ -92,7 +95,7 @@ class SamplingFields(Body):
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
-    service_tier: Ignored = None
+    service_tier: ServiceTier = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -267,7 +270,7 @@ class ResponsesBody(Body):
     include: Ignored = None
     user: Ignored = None
     metadata: Ignored = None
-    service_tier: Ignored = None
+    service_tier: ServiceTier = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None

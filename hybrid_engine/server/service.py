@@ -20,6 +20,8 @@ from hybrid_engine.server.text_worker import TextWorker
 from hybrid_engine.snapshot import EngineSnapshot, take_snapshot
 
 MAX_RETRY_AFTER_SECONDS = 60
+SERVICE_TIERS = {"priority": -10, "fast": -10, "auto": 0, "default": 0, "scale": 0, "flex": 10}
+"""OpenAI's classes of service, as priorities: the lower, the sooner."""
 
 
 class Service:
@@ -77,8 +79,10 @@ class Service:
                 param=name,
             )
 
-    def priority(self, priority: int | None) -> int:
-        """Return the priority of a request. Raises ApiError for one that would be ignored."""
+    def priority(self, priority: int | None, service_tier: str | None = None) -> int:
+        """Return the priority of a request: its own, else its class's. Raises ApiError for one that is ignored."""
+        if priority is None and self.engine.has_priorities and service_tier is not None:
+            return _class_priority(service_tier)
         if priority and not self.engine.has_priorities:
             raise ApiError(
                 400,
@@ -152,6 +156,17 @@ class Service:
         self._change_in_flight(-num_answers)
         if seconds is not None:
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
+
+
+def _class_priority(service_tier: str) -> int:
+    if service_tier not in SERVICE_TIERS:
+        raise ApiError(
+            400,
+            f"service_tier is {service_tier!r:.60}, must be one of {', '.join(SERVICE_TIERS)}",
+            code="invalid_value",
+            param="service_tier",
+        )
+    return SERVICE_TIERS[service_tier]
 
 
 class Answering(AsyncIterator[RequestOutput]):

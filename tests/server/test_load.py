@@ -8,6 +8,8 @@ import pytest
 from live_server import wait_until
 from scripted_engine import EOS
 
+ASK = [{"role": "user", "content": "hi"}]
+
 
 class Brake:
     """Holds steps up until it is let go."""
@@ -63,6 +65,21 @@ def test_who_finds_the_queue_full_is_told_when_to_come_again(slow):
         stream.close()
     wait_until(lambda: server.service.num_in_flight == 0, 5)
     client.completions.create(model="tiny", prompt="abc", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "priority"),
+    [({"service_tier": "flex"}, 10), ({"service_tier": "priority"}, -10), ({"service_tier": "flex", "priority": 3}, 3)],
+)
+def test_a_class_of_service_is_a_priority_where_no_other_is_named(serve, given, priority):
+    server = serve("hi", engine={"policy": "priority"})
+    seen = []
+    add = server.engine.add_requests
+    server.engine.add_requests = lambda prompts: (seen.extend(each.priority for each in prompts), add(prompts))
+    for route, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": ASK})):
+        assert server.post(f"/v1/{route}", **body, **given).status_code == 200
+    assert seen == [priority, priority]
+    assert server.post("/v1/completions", prompt="a", service_tier="gold").status_code == 400
 
 
 def test_no_more_answers_are_in_flight_than_the_concurrency_allows(slow):
