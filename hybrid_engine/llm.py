@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -42,7 +42,10 @@ from hybrid_engine.stream import DeltaStream
 
 
 class LLM:
-    """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
+    """A model ready to answer. Several can live in one process, and several threads may ask one.
+
+    Threads take turns: each step that one of them runs takes along the requests of all.
+    """
 
     def __init__(
         self,
@@ -85,11 +88,14 @@ class LLM:
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
         self._pins: dict[str, Pin] = {}
+        self._turn = threading.RLock()
+        self._unwanted: deque[str] = deque()
         self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
-        self._engine.close()
+        with self._own_turn() as engine:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -125,8 +131,9 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, pinned ones and those in host memory and on disk too."""
-        self._engine.reset_prefix_cache()
-        self._pins.clear()
+        with self._own_turn() as engine:
+            engine.reset_prefix_cache()
+            self._pins.clear()
 
     def pin(self, prompt: PromptLike, *, name: str | None = None) -> Pin:
         """Keep a prompt cached, computing it if need be: a system prompt, a document that many will ask about.
@@ -153,9 +160,10 @@ class LLM:
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prefix go the way of all others; one that is not pinned any more is ignored."""
-        self._engine.scheduler.coordinator.pins.release(pin.prefix)
-        if self._pins.get(pin.name) is pin:
-            del self._pins[pin.name]
+        with self._own_turn() as engine:
+            engine.scheduler.coordinator.pins.release(pin.prefix)
+            if self._pins.get(pin.name) is pin:
+                del self._pins[pin.name]
 
     @property
     def pins(self) -> Mapping[str, Pin]:
@@ -205,20 +213,25 @@ class LLM:
 
     def as_tokens(self, prompt: PromptInput) -> dict[str, Any]:
         """Return a prompt as a dict that `generate` and `stream` take, its text as token ids."""
+        with self._own_turn() as engine:
+            token_ids = engine.tokenize(prompt.content)
         return {
             "prompt": prompt.text,
-            "prompt_token_ids": self._engine.tokenize(prompt.content),
+            "prompt_token_ids": token_ids,
             "cache_salt": prompt.cache_salt,
-            "message_boundaries": prompt.message_boundaries,
+            "message_boundaries": [int(position) for position in prompt.message_boundaries],
+            "priority": prompt.priority,
         }
 
     def tier_stats(self) -> TierStats | None:
         """Return what the host and disk cache hold and what was moved; None where there is neither."""
-        return self._engine.tier_stats()
+        with self._own_turn() as engine:
+            return engine.tier_stats()
 
     def flush_cache(self) -> None:
         """Have the disk cache keep all that is cached now, whatever becomes of this process."""
-        self._engine.flush_cache()
+        with self._own_turn() as engine:
+            engine.flush_cache()
 
     # What it does
 
@@ -256,9 +269,10 @@ class LLM:
         finished: deque[int] = deque()
         bar = _progress_bar(progress)
         try:
-            self._engine.add_requests(requests)
-            for index, request in enumerate(requests):
-                self._receivers[request.request_id] = partial(_collect, collectors[index], finished, index)
+            with self._own_turn() as engine:
+                engine.add_requests(requests)
+                for index, request in enumerate(requests):
+                    self._receivers[request.request_id] = partial(_collect, collectors[index], finished, index)
             with bar:
                 task = bar.add_task("prompts", total=len(requests))
                 for num_finished in range(1, len(requests) + 1):
@@ -298,10 +312,11 @@ class LLM:
         if len(requests) != 1:
             raise RequestError(f"{len(requests)} prompts were given, stream answers one: call it for each, or generate")
         (request,) = requests
-        self._engine.add_requests(requests)
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
-        self._receivers[request.request_id] = inbox.append
+        with self._own_turn() as engine:
+            engine.add_requests(requests)
+            self._receivers[request.request_id] = inbox.append
         return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
 
     def score(
@@ -341,9 +356,10 @@ class LLM:
             raise RequestError(
                 f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
             )
-        return self._chat_template.render(
-            messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
-        )
+        with self._own_turn():
+            return self._chat_template.render(
+                messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+            )
 
     # How
 
@@ -366,8 +382,8 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
-        with interrupts_deferred():
-            for delta in self._engine.step():
+        with self._own_turn() as engine, interrupts_deferred():
+            for delta in engine.step():
                 # A stream may have been dropped while the step ran; nobody wants its delta any more.
                 receiver = self._receivers.get(delta.request_id)
                 if receiver is not None:
@@ -376,8 +392,31 @@ class LLM:
                     self._receivers.pop(delta.request_id, None)
 
     def _end(self, request_id: str) -> None:
-        self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+        self._unwanted.append(request_id)
+        self._abort_unwanted()
+
+    @contextmanager
+    def _own_turn(self) -> Iterator[Engine]:
+        """Let no other thread at the engine meanwhile."""
+        try:
+            with self._turn:
+                yield self._engine
+        finally:
+            self._abort_unwanted()
+
+    def _abort_unwanted(self) -> None:
+        """End requests that nobody waits for, unless another thread has its turn: that one does it when it is done.
+
+        Waiting is out of the question: the garbage collector may come here at any moment, holding whatever it is.
+        """
+        while self._unwanted and self._turn.acquire(blocking=False):
+            try:
+                with suppress(IndexError):  # the garbage collector came here in between
+                    while True:
+                        self._engine.abort(self._unwanted.popleft())
+            finally:
+                self._turn.release()
 
 
 def _collect(collector: OutputCollector, finished: deque[int], index: int, delta: RequestOutput) -> None:

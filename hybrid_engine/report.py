@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from rich import box
@@ -104,10 +105,12 @@ def capacity_line(plan: EnginePlan) -> str:
     token_bytes = sum(group.block_bytes // group.block_size for group in plan.memory.groups)
     state_part = f"a state of all recurrent layers {sum(group.block_bytes for group in states):,}; " if states else ""
     one = min(plan.capacity_tokens, plan.max_model_len)
+    aligned = math.lcm(*(group.block_size for group in plan.memory.groups if group.block_size != ENDLESS))
     return (
         f"One request can be {one:,} tokens long (the model reaches {plan.info.max_position_embeddings:,}); "
         f"a token that all layers keep takes {token_bytes:,} bytes; {state_part}"
-        f"{format_bytes(plan.memory.used_bytes)} are used."
+        f"{format_bytes(plan.memory.used_bytes)} are used. The smallest prefix that is found again has {aligned} "
+        f"tokens; where a prompt, a message or an answer ended, a longer one is found to the token."
     )
 
 
