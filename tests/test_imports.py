@@ -151,7 +151,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "stream": {"outputs"},
     "message_boundaries": set(),
     "scoring": {"errors", "inputs", "outputs", "sampling_params"},
+    "turns": {"engine"},
+    "progress_bar": set(),
     "llm": {
+        "progress_bar",
+        "turns",
         "chat_template",
         "connectors.tiered",
         "engine",

@@ -15,6 +15,7 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.server.settings import AUTO, ServerSettings, read_api_keys
 
 if TYPE_CHECKING:
+    from hybrid_engine.chat_template import read_template
     from hybrid_engine.startup import EnginePlan
 
 Resolve = Callable[[str], str | Path]
@@ -145,7 +146,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             max_body_bytes=max_body_bytes,
             drain_seconds=drain_timeout,
             cors_origins=tuple(cors_origin or ()),
-            chat_template=None if chat_template is None else _read_template(chat_template),
+            chat_template=None if chat_template is None else read_template(chat_template),
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             is_admin_open=admin,
@@ -200,13 +201,6 @@ def _print_summary(plan: EnginePlan, settings: ServerSettings, address: str) -> 
 def _given(**settings: Any) -> Any:
     """Return the settings that were given: those left out keep the engine's defaults."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template can't be read: {error}") from error
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
