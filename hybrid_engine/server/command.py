@@ -15,7 +15,6 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.server.settings import AUTO, ServerSettings, read_api_keys
 
 if TYPE_CHECKING:
-    from hybrid_engine.chat_template import read_template
     from hybrid_engine.startup import EnginePlan
 
 Resolve = Callable[[str], str | Path]
@@ -136,6 +135,8 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         tls_key: Annotated[Path | None, typer.Option("--tls-key", "--ssl-keyfile")] = None,
     ) -> None:
         """Serve a model over HTTP, with OpenAI's API."""
+        from hybrid_engine.chat_template import read_template
+
         settings = ServerSettings(
             tuple(served_model_name or [Path(model).stem or model]),
             api_keys=read_api_keys(tuple(api_key or ()), api_key_file),
