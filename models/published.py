@@ -66,6 +66,7 @@ PUBLISHED = {
         "nvidia/Nemotron-H-8B-Base-8K",
         {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
     ),
+    "mixtral": Published("mistralai/Mixtral-8x7B-v0.1"),
     "phi3": Published("microsoft/Phi-3-mini-4k-instruct", {"sliding_window": 2047}),
     "qwen2": Published(
         "Qwen/Qwen2.5-7B",
