@@ -51,6 +51,18 @@ PUBLISHED = {
     "gemma3n_text": Published("google/gemma-3n-E4B"),
     "gpt_oss": Published("openai/gpt-oss-20b", {"num_hidden_layers": 24, "num_local_experts": 32}),
     "jamba": Published("ai21labs/Jamba-v0.1"),
+    "kimi_linear": Published(
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        {
+            "linear_attn_config": {
+                "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+                "kda_layers": [n for n in range(1, 27) if n % 4],
+                "num_heads": 32,
+                "head_dim": 128,
+                "short_conv_kernel_size": 4,
+            }
+        },
+    ),
     "lfm2_moe": Published(
         "LiquidAI/LFM2-8B-A1B",
         {
@@ -61,12 +73,20 @@ PUBLISHED = {
     "llama": Published("meta-llama/Llama-3.1-8B", {"num_key_value_heads": 8, "intermediate_size": 14_336}),
     "llama4_text": Published("meta-llama/Llama-4-Scout-17B-16E"),
     "mimo_v2_flash": Published("XiaomiMiMo/MiMo-V2-Flash"),
+    "minimax": Published(
+        "MiniMaxAI/MiniMax-Text-01",
+        {"vocab_size": 200_064, "hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80}
+        | {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "rotary_dim": 64}
+        | {"layer_types": ["full_attention" if i % 8 == 7 else "linear_attention" for i in range(80)]}
+        | {"num_local_experts": 32},
+    ),
     "mistral": Published("mistralai/Mistral-7B-v0.1"),
     "nemotron_h": Published(
         "nvidia/Nemotron-H-8B-Base-8K",
         {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
     ),
     "mixtral": Published("mistralai/Mixtral-8x7B-v0.1"),
+    "olmo_hybrid": Published("allenai/Olmo-Hybrid-7B", {"rope_parameters": {"rope_theta": None}}),
     "phi3": Published("microsoft/Phi-3-mini-4k-instruct", {"sliding_window": 2047}),
     "qwen2": Published(
         "Qwen/Qwen2.5-7B",
@@ -76,6 +96,11 @@ PUBLISHED = {
     "qwen3": Published(
         "Qwen/Qwen3-8B", {"num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 12_288}
     ),
+    "recurrent_gemma": Published("google/recurrentgemma-2b", {"num_key_value_heads": 1, "intermediate_size": 15_360}),
+    "zamba": Published("Zyphra/Zamba-7B-v1"),
+    "qwen3_5_moe_text": Published("Qwen/Qwen3.5-35B-A3B"),
+    "qwen3_5_text": Published("Qwen/Qwen3.5-9B"),
+    "qwen3_next": Published("Qwen/Qwen3-Next-80B-A3B-Instruct"),
     "zamba2": Published(
         "Zyphra/Zamba2-1.2B",
         {"hidden_size": 2048, "num_hidden_layers": 38, "num_attention_heads": 32}

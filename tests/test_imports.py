@@ -86,7 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "step_plan",
     },
-    "plan": {"coordinator", "groups"},
+    "plan": {"coordinator", "errors", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
     "progress": {"coordinator", "request"},
@@ -177,7 +177,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
     | BOOKKEEPING
-    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"},
+    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"}
+    # A prefix benchmark with real weights puts its answers into the runner, which no public API lets it do.
+    | {"tiny_hybrid"},
     "cli": API | {"bench", "chat", "demo", "families", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
