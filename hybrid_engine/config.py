@@ -13,7 +13,7 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.groups.spec import ATTENTION_KINDS
 
 POLICIES = ("fcfs", "priority")
-EVICTION_POLICIES = ("lru",)
+EVICTION_POLICIES = ("valued", "lru", "flop_aware")
 MAX_ASYNC_DEPTH = 2
 SCHEDULER_COUNTS = (
     "max_num_scheduled_tokens",
@@ -74,7 +74,7 @@ class CacheConfig:
     """Tokens between the recurrent states that a long prefill leaves behind; 0: none but those with another reason."""
     max_evicted_keys: int = 65_536
     """Keys of evicted blocks remembered in each group, to tell 'evicted' from 'never seen'."""
-    eviction_policy: str = "lru"
+    eviction_policy: str = "valued"
     """Which recorded checkpoint goes when memory is short, where layers are recurrent. See docs/EVICTION.md."""
     host_bytes: int = 0
     """Host memory for what the caches give up; 0: none. See docs/CONNECTORS.md."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Unpack
 
 from rich.console import Console
@@ -24,8 +22,10 @@ from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import ConfigError, RequestError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
+from hybrid_engine.interrupts import interrupts_deferred
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
+from hybrid_engine.pinning import Pin, pin_prefix
 from hybrid_engine.plan import MemoryPlan
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.startup import (
@@ -87,6 +87,7 @@ class LLM:
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
         self._turn = threading.RLock()
         self._unwanted: deque[str] = deque()
+        self._pins: dict[str, Pin] = {}
         self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
@@ -127,9 +128,72 @@ class LLM:
         return self._engine.tokenizer
 
     def reset_prefix_cache(self) -> None:
-        """Forget all cached prefixes, those in host memory and on disk too."""
+        """Forget all cached prefixes, pinned ones and those in host memory and on disk too."""
         with self._own_turn() as engine:
             engine.reset_prefix_cache()
+            self._pins.clear()
+
+    def pin(self, prompt: PromptLike, *, name: str | None = None) -> Pin:
+        """Keep a prompt cached, computing it if need be: a system prompt, a document that many will ask about.
+
+        It stays until `unpin` or `reset_prefix_cache`. name: to tell pins apart; None: a number.
+        Raises RequestError when the name is taken, when the prompt can't be run, or when a request of max_model_len
+        tokens would not fit beside all that is pinned.
+        """
+        inputs = as_prompts(prompt)
+        if len(inputs) != 1:
+            raise RequestError(f"{len(inputs)} prompts were given, pin takes one: call it for each")
+        with self._own_turn() as engine:
+            return self._pin(engine.tokenize(inputs[0].content), inputs[0].cache_salt, name)
+
+    def fork(self, output: RequestOutput, *, name: str | None = None, cache_salt: str = "") -> Pin:
+        """Pin the end of an answer, so that several continuations start there: prompts that begin with its token_ids.
+
+        output: of a request that has finished, its first answer counts. cache_salt: the one of its prompt.
+        Raises RequestError as `pin` does.
+        """
+        if not output.finished:
+            raise RequestError(f"request {output.request_id} has not finished: fork what generate or chat returned")
+        with self._own_turn():
+            return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
+
+    def unpin(self, pin: Pin) -> None:
+        """Let a pinned prefix go the way of all others; one that is not pinned any more is ignored."""
+        with self._own_turn() as engine:
+            engine.scheduler.coordinator.pins.release(pin.prefix)
+            if self._pins.get(pin.name) is pin:
+                del self._pins[pin.name]
+
+    @property
+    def pins(self) -> Mapping[str, Pin]:
+        """What is pinned, by name."""
+        return dict(self._pins)
+
+    def _pin(self, token_ids: Sequence[int], cache_salt: str, name: str | None) -> Pin:
+        chosen = next(self._ids) if name is None else name
+        if chosen in self._pins:
+            raise RequestError(f"name is {chosen!r}, which is pinned already: unpin it, or choose another name")
+        pin_it = partial(
+            pin_prefix,
+            self._engine.scheduler,
+            token_ids,
+            name=chosen,
+            cache_salt=cache_salt,
+            max_model_len=self.max_model_len,
+        )
+        # The last token of an answer was never computed.
+        pin = pin_it(min_tokens=len(token_ids) - 1)
+        if pin is None:
+            once = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+            self.generate({"prompt_token_ids": list(token_ids), "cache_salt": cache_salt}, once, progress=False)
+            pin = pin_it()
+        if pin is None:
+            raise RequestError(
+                f"nothing of the prompt's {len(token_ids)} tokens could be cached: it is shorter than a block, prefix "
+                f"caching is off, or the cache memory is full of running requests"
+            )
+        self._pins[chosen] = pin
+        return pin
 
     def prefill(self, prompts: PromptLike | Sequence[PromptLike]) -> None:
         """Compute prompts, all but the last token of each, and flush the cache: other processes go on from there.
@@ -322,31 +386,6 @@ def _read_template(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error
-
-
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let what runs inside end before Ctrl-C takes effect: a step cut in two leaves caches that nobody can trust.
-
-    A second Ctrl-C takes effect at once. Outside the main thread, where none arrives, this does nothing.
-    """
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        caught.append((number, frame))
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught:
-        previous(*caught[0])
 
 
 def _progress_bar(wanted: bool | None) -> Progress:

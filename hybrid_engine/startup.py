@@ -80,6 +80,8 @@ class EngineSettings(TypedDict, total=False):
     block_sizes: Mapping[str, int]
     """Tokens in a block of the layers of a kind where they are to differ: {'sliding_window': 32}."""
     enable_prefix_caching: bool
+    eviction_policy: str
+    """Which checkpoint goes where layers are recurrent and memory is short: 'valued' (default), 'lru', 'flop_aware'."""
     host_cache_bytes: int | str | None
     """Host memory for cached prefixes that the caches give up, bytes or a text; None or 0: none."""
     disk_cache: str | Path | None
@@ -143,6 +145,7 @@ CACHE_SETTINGS = {
     "block_size": "block_size",
     "block_sizes": "block_sizes",
     "enable_prefix_caching": "enable_prefix_caching",
+    "eviction_policy": "eviction_policy",
     "host_cache_bytes": "host_bytes",
     "disk_cache": "disk_folder",
     "disk_cache_bytes": "disk_bytes",

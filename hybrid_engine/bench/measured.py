@@ -69,7 +69,7 @@ class MeasuredRunner:
         del self._sampler.answers[request.request_id]
 
 
-def load(path: str | Path, *, device: str = "cpu", dtype: str = "bfloat16") -> Model:
-    """Load a checkpoint's weights. Raises CheckpointError or ConfigError."""
+def load(path: str | Path, *, device: str = "cpu") -> Model:
+    """Load a checkpoint's weights, in bfloat16. Raises CheckpointError or ConfigError."""
     check_device(device)
-    return load_model(open_checkpoint(path), dtype=DTYPES[dtype], device=device)
+    return load_model(open_checkpoint(path), dtype=DTYPES["bfloat16"], device=device)

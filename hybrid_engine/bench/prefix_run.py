@@ -235,6 +235,7 @@ class Run:
         self._recorder = Recorder(coordinator)
         self._infinite = InfiniteCache()
         self._now = 0.0
+        coordinator.checkpoints.facts.clock = lambda: self._now
         self._in_flight: dict[str, tuple[str, int, float]] = {}
         """By request: its session, which of its calls it is, and when it was submitted."""
         self._first_token_s: dict[str, float] = {}
