@@ -17,6 +17,7 @@ from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
 from hybrid_engine.errors import RequestError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
+from hybrid_engine.interrupts import interrupts_deferred
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.pinning import Pin, pin_prefix
@@ -33,7 +34,7 @@ from hybrid_engine.startup import (
     start_engine,
 )
 from hybrid_engine.stream import DeltaStream
-from hybrid_engine.turns import EngineTurns, interrupts_deferred
+from hybrid_engine.turns import EngineTurns
 
 
 class LLM:
@@ -139,8 +140,8 @@ class LLM:
         inputs = as_prompts(prompt)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} prompts were given, pin takes one: call it for each")
-        known = self.as_tokens(inputs[0])
-        return self._pin(known["prompt_token_ids"], known["cache_salt"], name)
+        with self._turns.take() as engine:
+            return self._pin(engine.tokenize(inputs[0].content), inputs[0].cache_salt, name)
 
     def fork(self, output: RequestOutput, *, name: str | None = None, cache_salt: str = "") -> Pin:
         """Pin the end of an answer, so that several continuations start there: prompts that begin with its token_ids.
@@ -150,7 +151,8 @@ class LLM:
         """
         if not output.finished:
             raise RequestError(f"request {output.request_id} has not finished: fork what generate or chat returned")
-        return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
+        with self._turns.take():
+            return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prefix go the way of all others; one that is not pinned any more is ignored."""
