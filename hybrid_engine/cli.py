@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve`, `eval` and `bench`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.bench.prefix_command import add_replay
 from hybrid_engine.config import SpeculativeConfig, speculation
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
+from hybrid_engine.evals.command import add_eval
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
@@ -202,9 +203,18 @@ def plan(
     memory: Memory = None,
     block_size: BlockSize = 16,
     device: Device = "cpu",
+    concurrency: Annotated[
+        int | None, typer.Option(help="Say whether so many requests fit at once, and what memory would do.", min=1)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each of them; by default as far as it reaches.", min=1)
+    ] = None,
+    checkpoints: Annotated[int, typer.Option(help="Recurrent states kept of a request beside its own.", min=0)] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw how many fit over their length, to a .png or .svg.")] = None,
 ) -> None:
     """Show a model's layers and what its cache memory holds; no weights are read."""
     from hybrid_engine import report
+    from hybrid_engine.bench import plan_plot
     from hybrid_engine.llm import LLM
 
     found = LLM.plan(
@@ -220,6 +230,18 @@ def plan(
     console.print(report.layer_table(found.info))
     console.print(report.group_table(found))
     console.print(report.capacity_line(found), highlight=False)
+    console.print(report.extents_line(found), highlight=False)
+    longest = context or found.max_model_len
+    contexts = [length for length in plan_plot.CONTEXTS if length <= max(found.max_model_len, plan_plot.CONTEXTS[0])]
+    names = report.group_names(found)
+    capacity = plan_plot.capacity_of(found.memory, names, contexts=contexts, num_states=1 + checkpoints)
+    console.print(plan_plot.table(capacity, title="Requests that fit at once, sharing nothing"))
+    if concurrency is not None:
+        wanted = report.concurrency_line(found, concurrency, longest, num_states=1 + checkpoints)
+        console.print(wanted, highlight=False)
+    if plot is not None:
+        plan_plot.draw(capacity, plot, title=f"{found.info.architecture}, {report.format_bytes(capacity.memory_bytes)}")
+        console.print(f"Drawn to {plot}", highlight=False)
 
 
 @app.command()
@@ -241,6 +263,7 @@ def models(
 
 # Their options are many, and stand elsewhere.
 add_serve(app, lambda model: _resolve(model))
+add_eval(app, lambda model: _resolve(model), TINY_HYBRID)
 add_replay(app)
 
 

@@ -266,3 +266,22 @@ def test_reset_prefix_cache_reaches_the_engine(make_llm):
         assert llm.generate("0123456789", LONG)[0].num_cached_tokens == hit
     llm.reset_prefix_cache()
     assert llm.generate("0123456789", LONG)[0].num_cached_tokens == 0
+
+
+# as_completed
+
+
+def test_answers_come_as_soon_as_they_are_finished(make_llm):
+    sampling = [SamplingParams(max_tokens=count) for count in (4, 1, 3)]
+    completed = list(make_llm().as_completed(["a", "b", "c"], sampling))
+    assert [index for index, _ in completed] == [1, 2, 0]
+    assert texts(output for _, output in completed) == ["h", "hel", "hell"]
+
+
+def test_closing_what_completes_aborts_the_rest(make_llm):
+    llm = make_llm()
+    completed = llm.as_completed(["a", "b"], [SamplingParams(max_tokens=1), LONG])
+    next(completed)
+    completed.close()
+    assert held_blocks(llm) == 0
+    assert not llm._engine.has_unfinished_requests()

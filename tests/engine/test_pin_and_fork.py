@@ -74,7 +74,7 @@ def test_one_prompt_is_pinned_at_a_time(llm):
 
 
 def test_pins_are_refused_before_they_leave_too_little_for_the_longest_request(llm):
+    prompts = [{"prompt_token_ids": [5 + i % 40, *[5 + i // 40] * 400]} for i in range(1000)]
     with pytest.raises(RequestError, match="unpin something"):
-        for i in range(1000):
-            llm.pin({"prompt_token_ids": [5 + i % 40, *[5 + i // 40] * 400]})
+        list(map(llm.pin, prompts))
     assert len(llm.generate("x " * 250, GREEDY, progress=False)) == 1
