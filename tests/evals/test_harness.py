@@ -102,6 +102,12 @@ def test_an_unknown_generation_setting_is_refused(model):
         model.generate_until(ask("generate_until", ("a", {"do_sample": True, "num_beams": 4})), disable_tqdm=True)
 
 
+def test_the_device_that_the_harness_asks_for_by_default_becomes_the_cpu_where_there_is_no_gpu(monkeypatch, caplog):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert HybridEngineLM(FOLDER, device="cuda:0", **SETTINGS).llm.max_model_len == 4096
+    assert "there is no GPU: the CPU computes" in caplog.text
+
+
 @pytest.mark.slow
 def test_log_likelihoods_are_those_of_the_hf_backend(model, hf):
     ours, theirs = (each.loglikelihood(choices(), disable_tqdm=True) for each in (model, hf))
