@@ -21,8 +21,8 @@ _STATE_ELEMENTS = 4096
 """Of a head's state in a program that goes token by token: 32 registers a thread."""
 _VALUE_COLUMNS = 64
 """Columns of values that a program takes, or takes at a time, where all pieces are computed at once."""
-_PASS_COLUMNS = {torch.bfloat16: 32, torch.float32: 16}
-"""Those that a program takes from piece to piece, by the inputs' dtype."""
+_PASS = {torch.bfloat16: (32, 8), torch.float32: (16, 4)}
+"""Those that a program takes from piece to piece, and its warps, by the inputs' dtype."""
 
 
 def gated_delta_rule(
@@ -125,7 +125,7 @@ def gated_delta_rule(
         COLUMNS=_VALUE_COLUMNS,
         **options,
     )
-    pass_columns = _PASS_COLUMNS[v_THD.dtype]
+    pass_columns, pass_warps = _PASS[v_THD.dtype]
     delta_pass_kernel[(len(meta.slots_R), num_heads, -(-num_values // pass_columns))](
         k_TGN,
         pieces.bounds,
@@ -141,7 +141,7 @@ def gated_delta_rule(
         *k_TGN.stride()[:2],
         state_SHND.stride(0),
         COLUMNS=pass_columns,
-        **options,
+        **options | {"num_warps": pass_warps},
     )
     delta_output_kernel[(*grid, -(-num_values // _VALUE_COLUMNS))](
         q_TGN,

@@ -5,6 +5,7 @@ Theirs never continues a cache here: that isn't right in all of them, and nothin
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 
@@ -107,3 +108,19 @@ def test_two_names_of_one_weight_are_refused(tmp_path, save_tiny):
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"which are names of one weight"):
         load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+
+
+def test_the_language_model_inside_a_multimodal_qwen_is_read_and_nothing_else(
+    tmp_path, save_tiny, tiny, paged_run, device
+):
+    model_class, config = FAMILIES["qwen3_5_text"]()
+    save_tiny(model_class, config, tmp_path)
+    nested = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": "qwen3_5", "text_config": nested, "vision_config": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(outer | {"tie_word_embeddings": False}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {re.sub(r"^model\.", "model.language_model.", one): tensor for one, tensor in tensors.items()}
+    others = {"model.visual.patch_embed.proj.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2)}
+    save_file(renamed | others, tmp_path / "model.safetensors", {"format": "pt"})
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32, device=device)
+    check_close(paged_run(ours).step({0: [5, 6, 7]})[0], their_logits(tiny(model_class, config)[0], [5, 6, 7]))
