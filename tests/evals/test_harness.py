@@ -11,7 +11,7 @@ import pytest
 from hybrid_engine import tiny_hybrid
 from hybrid_engine.errors import PromptTooLongError, RequestError
 
-pytest.importorskip("lm_eval", reason="the evals extra isn't installed: pip install -e '.[evals]'")
+pytest.importorskip("lm_eval.evaluator", reason="the evals extra isn't installed: pip install -e '.[evals]'")
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
