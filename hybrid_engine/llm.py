@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import signal
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Unpack
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.chat_template import ChatTemplate, Messages
+from hybrid_engine.chat_template import ChatTemplate, Messages, read_template
 from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ConfigError, RequestError
+from hybrid_engine.errors import RequestError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
+from hybrid_engine.interrupts import interrupts_deferred
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.pinning import Pin, pin_prefix
 from hybrid_engine.plan import MemoryPlan
+from hybrid_engine.progress_bar import progress_bar
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scoring import Continuation, ContinuationScore, scoring_request
 from hybrid_engine.startup import (
@@ -39,6 +34,7 @@ from hybrid_engine.startup import (
     start_engine,
 )
 from hybrid_engine.stream import DeltaStream
+from hybrid_engine.turns import EngineTurns
 
 
 class LLM:
@@ -61,7 +57,7 @@ class LLM:
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
-        self._template = _read_template(chat_template) if isinstance(chat_template, Path) else chat_template
+        self._template = read_template(chat_template) if isinstance(chat_template, Path) else chat_template
         engine, plan = start_engine(make_config(tiny_hybrid.find_model(model), **settings))
         self._set_up(engine, plan)
 
@@ -88,13 +84,12 @@ class LLM:
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
         self._pins: dict[str, Pin] = {}
-        self._turn = threading.RLock()
-        self._unwanted: deque[str] = deque()
+        self._turns = EngineTurns(engine)
         self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             engine.close()
 
     def __enter__(self) -> LLM:
@@ -131,7 +126,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, pinned ones and those in host memory and on disk too."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             engine.reset_prefix_cache()
             self._pins.clear()
 
@@ -145,8 +140,8 @@ class LLM:
         inputs = as_prompts(prompt)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} prompts were given, pin takes one: call it for each")
-        known = self.as_tokens(inputs[0])
-        return self._pin(known["prompt_token_ids"], known["cache_salt"], name)
+        with self._turns.take() as engine:
+            return self._pin(engine.tokenize(inputs[0].content), inputs[0].cache_salt, name)
 
     def fork(self, output: RequestOutput, *, name: str | None = None, cache_salt: str = "") -> Pin:
         """Pin the end of an answer, so that several continuations start there: prompts that begin with its token_ids.
@@ -156,11 +151,12 @@ class LLM:
         """
         if not output.finished:
             raise RequestError(f"request {output.request_id} has not finished: fork what generate or chat returned")
-        return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
+        with self._turns.take():
+            return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prefix go the way of all others; one that is not pinned any more is ignored."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             engine.scheduler.coordinator.pins.release(pin.prefix)
             if self._pins.get(pin.name) is pin:
                 del self._pins[pin.name]
@@ -213,7 +209,7 @@ class LLM:
 
     def as_tokens(self, prompt: PromptInput) -> dict[str, Any]:
         """Return a prompt as a dict that `generate` and `stream` take, its text as token ids."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             token_ids = engine.tokenize(prompt.content)
         return {
             "prompt": prompt.text,
@@ -225,12 +221,12 @@ class LLM:
 
     def tier_stats(self) -> TierStats | None:
         """Return what the host and disk cache hold and what was moved; None where there is neither."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             return engine.tier_stats()
 
     def flush_cache(self) -> None:
         """Have the disk cache keep all that is cached now, whatever becomes of this process."""
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             engine.flush_cache()
 
     # What it does
@@ -267,9 +263,9 @@ class LLM:
         requests = self._requests(prompts, sampling_params)
         collectors = [OutputCollector() for _ in requests]
         finished: deque[int] = deque()
-        bar = _progress_bar(progress)
+        bar = progress_bar(progress)
         try:
-            with self._own_turn() as engine:
+            with self._turns.take() as engine:
                 engine.add_requests(requests)
                 for index, request in enumerate(requests):
                     self._receivers[request.request_id] = partial(_collect, collectors[index], finished, index)
@@ -314,7 +310,7 @@ class LLM:
         (request,) = requests
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
-        with self._own_turn() as engine:
+        with self._turns.take() as engine:
             engine.add_requests(requests)
             self._receivers[request.request_id] = inbox.append
         return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
@@ -356,7 +352,7 @@ class LLM:
             raise RequestError(
                 f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
             )
-        with self._own_turn():
+        with self._turns.take():
             return self._chat_template.render(
                 messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
             )
@@ -382,7 +378,7 @@ class LLM:
 
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
-        with self._own_turn() as engine, interrupts_deferred():
+        with self._turns.take() as engine, interrupts_deferred():
             for delta in engine.step():
                 # A stream may have been dropped while the step ran; nobody wants its delta any more.
                 receiver = self._receivers.get(delta.request_id)
@@ -393,79 +389,10 @@ class LLM:
 
     def _end(self, request_id: str) -> None:
         self._receivers.pop(request_id, None)
-        self._unwanted.append(request_id)
-        self._abort_unwanted()
-
-    @contextmanager
-    def _own_turn(self) -> Iterator[Engine]:
-        """Let no other thread at the engine meanwhile."""
-        try:
-            with self._turn:
-                yield self._engine
-        finally:
-            self._abort_unwanted()
-
-    def _abort_unwanted(self) -> None:
-        """End requests that nobody waits for, unless another thread has its turn: that one does it when it is done.
-
-        Waiting is out of the question: the garbage collector may come here at any moment, holding whatever it is.
-        """
-        while self._unwanted and self._turn.acquire(blocking=False):
-            try:
-                with suppress(IndexError):  # the garbage collector came here in between
-                    while True:
-                        self._engine.abort(self._unwanted.popleft())
-            finally:
-                self._turn.release()
+        self._turns.abort(request_id)
 
 
 def _collect(collector: OutputCollector, finished: deque[int], index: int, delta: RequestOutput) -> None:
     collector.add(delta)
     if delta.finished:
         finished.append(index)
-
-
-def _read_template(path: Path) -> str:
-    if not path.is_file():
-        raise ConfigError(f"chat_template is {path}, which is no file: give a template or the path of one")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error
-
-
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let what runs inside end before Ctrl-C takes effect: a step cut in two leaves caches that nobody can trust.
-
-    A second Ctrl-C takes effect at once. Outside the main thread, where none arrives, this does nothing.
-    """
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        caught.append((number, frame))
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught:
-        previous(*caught[0])
-
-
-def _progress_bar(wanted: bool | None) -> Progress:
-    is_shown = sys.stderr.isatty() if wanted is None else wanted
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not is_shown,
-    )

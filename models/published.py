@@ -85,6 +85,7 @@ PUBLISHED = {
         "nvidia/Nemotron-H-8B-Base-8K",
         {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
     ),
+    "mixtral": Published("mistralai/Mixtral-8x7B-v0.1"),
     "olmo_hybrid": Published("allenai/Olmo-Hybrid-7B", {"rope_parameters": {"rope_theta": None}}),
     "phi3": Published("microsoft/Phi-3-mini-4k-instruct", {"sliding_window": 2047}),
     "qwen2": Published(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid_engine.errors import ConfigError
 
@@ -47,7 +47,8 @@ def score_by_length(task: str, reports: Sequence[Report]) -> str:
     found = [[score for score in report.scores if score.task == task] for report in reports]
     lengths = sorted({score.length for scores in found for score in scores})
     metric = next(score.metric for scores in found for score in scores)
-    with rc_context(STYLE):
+    settings: Any = STYLE  # the library's stubs know its settings one by one
+    with rc_context(settings):
         figure = Figure(figsize=(3.6, 2.3), layout="constrained")
         axes = figure.add_subplot()
         for number, scores in enumerate(found):

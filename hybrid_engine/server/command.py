@@ -135,6 +135,8 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         tls_key: Annotated[Path | None, typer.Option("--tls-key", "--ssl-keyfile")] = None,
     ) -> None:
         """Serve a model over HTTP, with OpenAI's API."""
+        from hybrid_engine.chat_template import read_template
+
         settings = ServerSettings(
             tuple(served_model_name or [Path(model).stem or model]),
             api_keys=read_api_keys(tuple(api_key or ()), api_key_file),
@@ -145,7 +147,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             max_body_bytes=max_body_bytes,
             drain_seconds=drain_timeout,
             cors_origins=tuple(cors_origin or ()),
-            chat_template=None if chat_template is None else _read_template(chat_template),
+            chat_template=None if chat_template is None else read_template(chat_template),
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             is_admin_open=admin,
@@ -200,13 +202,6 @@ def _print_summary(plan: EnginePlan, settings: ServerSettings, address: str) -> 
 def _given(**settings: Any) -> Any:
     """Return the settings that were given: those left out keep the engine's defaults."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template can't be read: {error}") from error
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

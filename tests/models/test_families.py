@@ -18,7 +18,10 @@ TOLERANCE = 1e-3
 """Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
 
 MODELS = FAMILIES | GENERIC
-every_family = pytest.mark.parametrize("name", MODELS)
+QUICK = (*FAMILIES, "deepseek_v3", "flint", "smollm3")
+every_family = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
 
 
 def random_tokens(count: int, seed: int = 1) -> list[int]:

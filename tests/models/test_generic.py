@@ -35,7 +35,7 @@ def test_the_layer_table_is_that_of_a_trace():
     ("config", "reason"),
     [
         ({"model_type": "bloom", "hidden_size": 48, "n_layer": 2, "n_head": 6}, "0 of its 2 layers attend through"),
-        (SMALL | {"model_type": "recurrent_gemma"}, "its layers are also linear_attention; here only full_attention"),
+        (SMALL | {"model_type": "bailing_hybrid"}, "its layers are also linear_attention; here only full_attention"),
         (SMALL | {"model_type": "bert"}, "its layers look ahead, too"),
         (SMALL | {"model_type": "t5"}, "transformers has no causal language model of it|it has an encoder"),
         (SMALL | {"model_type": "falcon"}, "transformers doesn't make it with our attention"),

@@ -26,6 +26,7 @@ BLOCKS = {
     # layers with a window have twice the kv heads; keys have 192 elements, values 128
     "mimo_v2_flash": {"all": 9 * 16 * 4 * 320 * 2, "last 129": 39 * 16 * 8 * 320 * 2},
     "mistral": {"last 4,096": 32 * 16 * 8 * 256 * 2},
+    "mixtral": {"all": 32 * 16 * 8 * 256 * 2},
     "phi3": {"last 2,047": 32 * 16 * 32 * 192 * 2},
     "qwen2": {"all": 28 * 16 * 4 * 256 * 2},
     "qwen3": {"all": 36 * 16 * 8 * 256 * 2},
