@@ -302,6 +302,8 @@ class Run:
     def _submit(self, item: WorkItem, following: WorkItem | None) -> bool:
         turn = self._num_calls.get(item.session, 0)
         self._num_calls[item.session] = turn + 1
+        if self._recorded is not None:
+            self._recorded.note_call((item.session, turn))
         if self._future is not None:
             self._future.pass_call((item.session, turn))
         tokens, answer = self._naming.tokens(item, following)
@@ -366,7 +368,7 @@ class Run:
         self._infinite.add(tokens, len(tokens) - 1)
         if self._recorded is not None:
             unit = self._coordinator.match_unit_tokens
-            self._recorded.note_use((session, turn), request, submitted_s, unit_tokens=unit)
+            self._recorded.note_use((session, turn), request, unit_tokens=unit)
         self._runner.end(request)
         self._sessions.end(session, self._now)
         self._on_request()

@@ -87,11 +87,13 @@ def test_the_future_is_where_calls_were_hit_and_moves_on_as_they_come():
     future = Future()
     run([text("a", 1), text("a", 1, 2), text("b", 1, 3)], recorded=future)
     (key,) = {future.key_of("a", 1), future.key_of("b", 0)}
-    assert future.next_use(key) == 4.0
+    assert future.num_calls_until(key) == 2
+    future.pass_call(("a", 0))
+    assert future.num_calls_until(key) == 1
     future.pass_call(("a", 1))
-    assert future.next_use(key) == 8.0
+    assert future.num_calls_until(key) == 1
     future.pass_call(("b", 0))
-    assert future.next_use(key) == float("inf")
+    assert future.num_calls_until(key) == float("inf")
 
 
 def test_who_knows_the_future_keeps_what_comes_again():

@@ -130,14 +130,21 @@ def test_a_start_of_the_server_may_be_chosen_and_must_be_there(tmp_path):
         read_log(path, start=3)
 
 
-def test_a_prompt_that_begins_with_an_earlier_one_goes_on_with_its_conversation(tmp_path):
+LONGER = {**LINE, "time": 9.0, "input_tokens": 5, "hash_runs": [[0, 6]]}
+OTHER = {**LINE, "time": 3.5, "hash_runs": [[50, 4]]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "think_s"), [(1.0, 4.5), (30.0, 5.0)], ids=["nothing in flight", "another one in flight"]
+)
+def test_calls_go_on_with_what_ended_last_or_else_with_their_conversation(tmp_path, seconds, think_s):
     path = tmp_path / "cache.log"
-    longer = {**LINE, "time": 9.0, "input_tokens": 5, "hash_runs": [[0, 6]]}
-    other = {**LINE, "time": 5.0, "hash_runs": [[50, 4]]}
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in (HEADER, longer, other, LINE)))
-    calls = [logged.call for logged in read_log(path).calls]
-    assert [call.session for call in calls] == [calls[0].session, calls[1].session, calls[0].session]
-    assert (calls[0].session != calls[1].session, calls[2].when.think_s) == (True, 5.0)
+    lines = (HEADER, LONGER, {**OTHER, "total_s": seconds}, LINE)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    first, other, longer = [logged.call for logged in read_log(path).calls]
+    assert first.session != other.session
+    assert longer.session == (other.session if seconds == 1.0 else first.session)
+    assert longer.when.think_s == think_s
 
 
 def test_more_memory_hits_more_and_a_log_holds_no_text(start, tmp_path):
