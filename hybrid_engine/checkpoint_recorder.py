@@ -9,7 +9,8 @@ from typing import NamedTuple
 from hybrid_engine.config import CacheConfig
 from hybrid_engine.groups.base import GroupManager
 from hybrid_engine.groups.block import Block
-from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex, is_spare
+from hybrid_engine.groups.checkpoint_tree import Path
+from hybrid_engine.groups.checkpoints import Checkpoint, CheckpointIndex, CheckpointKind, is_spare
 from hybrid_engine.groups.pool import BlockPool
 from hybrid_engine.groups.spec import Group
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
@@ -103,8 +104,9 @@ class CheckpointRecorder:
         written, held.captures = held.captures[:num_written], held.captures[num_written:]
         for position, targets in written:
             made = self._make_checkpoint(request, position, targets)
-            made.is_periodic = self._is_periodic(request, position)
-            checkpoint = self._record(made)
+            made.kind = self._kind(request, position)
+            made.is_periodic = made.kind is CheckpointKind.PERIODIC
+            checkpoint = self._record(request, made)
             if checkpoint is not None and self._has_beginning(held, checkpoint):
                 self._pin(held, checkpoint)
             if made.is_periodic:
@@ -112,12 +114,18 @@ class CheckpointRecorder:
             for i, target in targets.items():
                 self.managers[i].pool.release((target,))
 
-    def _is_periodic(self, request: Request, position: int) -> bool:
-        """Return whether a checkpoint is laid for no other reason than that the prompt is long."""
+    def _kind(self, request: Request, position: int) -> CheckpointKind:
+        """Return what a checkpoint on a request's way is laid for; PERIODIC: for no reason but that the way is long."""
         interval, num_prompt = self.config.checkpoint_interval, request.num_prompt_tokens
-        ends = (num_prompt, self.lookup.align(num_prompt - 1), request.shared_prefix_boundary)
-        is_at_interval = interval > 0 and position % interval == 0
-        return is_at_interval and position not in ends and position not in request.message_boundaries
+        if position == num_prompt:
+            return CheckpointKind.PROMPT_END
+        if position == request.shared_prefix_boundary:
+            return CheckpointKind.JUNCTION
+        if position in request.message_boundaries:
+            return CheckpointKind.MESSAGE_END
+        if position == self.lookup.align(num_prompt - 1):
+            return CheckpointKind.LAST_BLOCK
+        return CheckpointKind.PERIODIC if interval and position % interval == 0 else CheckpointKind.JUNCTION
 
     def _thin_path(self, request: Request, newest: int) -> None:
         """Thin the periodic checkpoints of a prompt below the one that it just laid."""
@@ -148,12 +156,13 @@ class CheckpointRecorder:
             else (),
         )
 
-    def _record(self, checkpoint: Checkpoint) -> Checkpoint | None:
+    def _record(self, request: Request, checkpoint: Checkpoint) -> Checkpoint | None:
         """Keep a checkpoint unless a block that it needs can't be found: the cache was reset while its request ran."""
         for manager, keys in zip(self.managers, checkpoint.keys, strict=False):
             if not manager.pool.can_need(keys):
                 return None
-        return self.checkpoints.record(checkpoint)
+        path = Path(request.root_hash, request.block_hashes, request.token_ids)
+        return self.checkpoints.record(checkpoint, path)
 
     def _has_beginning(self, held: HeldBlocks, checkpoint: Checkpoint) -> bool:
         """Return whether a request's own table has the checkpoint's full blocks; after a reset others may have them."""
@@ -219,9 +228,9 @@ class CheckpointRecorder:
             # Only at the position that the states were really built from, and when no launched step goes on writing.
             if held.state_position == position and not request.num_in_flight_tokens:
                 states = {i: held.tables[i][0] for i in self._states}
-                self._record(self._make_checkpoint(request, position, states))
+                self._record(request, self._make_checkpoint(request, position, states))
         elif position != self.lookup.align(position):
-            self._record(self._make_checkpoint(request, position, {}))
+            self._record(request, self._make_checkpoint(request, position, {}))
 
     def record_prompt_end(self, request: Request) -> None:
         """Make a prompt's end a position to go on from while the request that computed it goes on itself."""

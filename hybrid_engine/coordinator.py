@@ -23,6 +23,7 @@ from hybrid_engine.explanation import CacheExplanation, explain_disabled
 from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.base import NEVER, GroupManager, ceil_div
 from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoint_facts import CheckpointFacts
 from hybrid_engine.groups.checkpoints import CheckpointIndex
 from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHasher
@@ -30,6 +31,7 @@ from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.managers import make_manager
 from hybrid_engine.groups.memory import CacheMemory
 from hybrid_engine.groups.spec import ENDLESS, Group
+from hybrid_engine.pins import Pins
 from hybrid_engine.prefix_lookup import CacheHit, PrefixLookup
 from hybrid_engine.request import HeldBlocks, Request
 
@@ -74,10 +76,12 @@ class Coordinator:
         self._states = tuple(i for i, manager in enumerate(self.managers) if manager.is_state)
         self.checkpoints = CheckpointIndex(
             [manager.pool for manager in self.managers],
+            CheckpointFacts(self.groups, self.match_unit_tokens),
             policy=policy or make_policy(self.config.eviction_policy)
             if self._states and self.config.enable_prefix_caching
             else None,
         )
+        self.pins = Pins(self.managers, self.memory, self.checkpoints)
         self.lookup = PrefixLookup(
             self.managers,
             self.checkpoints,
@@ -279,6 +283,10 @@ class Coordinator:
             )
         held.register_position = (num_computed_tokens // self.match_unit_tokens + 1) * self.match_unit_tokens
 
+    def note_step(self, starts: Sequence[int], counts: Sequence[int], seconds: float) -> None:
+        """Learn how long tokens take from a step that computed counts[i] behind starts[i]; 0 seconds: not measured."""
+        self.checkpoints.facts.cost.note_step(starts, counts, seconds)
+
     def free(self, request: Request) -> None:
         """Let go of all blocks of a request; what it has computed stays findable until the memory is needed."""
         held = request.held
@@ -293,7 +301,8 @@ class Coordinator:
             self._keep_window_of(request, request.num_computed_tokens)
 
     def reset_prefix_cache(self) -> None:
-        """Make nothing findable any more; running requests keep what they hold."""
+        """Make nothing findable any more and unpin all; running requests keep what they hold."""
+        self.pins.release_all()
         self.checkpoints.forget_all()
         for manager in self.managers:
             manager.pool.forget_all()
@@ -340,8 +349,8 @@ class Coordinator:
         return bool(self._states)
 
     def is_idle(self) -> bool:
-        """Return whether nobody holds any block."""
-        return not any(manager.pool.num_held for manager in self.managers)
+        """Return whether nobody holds any block, but for those that are pinned."""
+        return [manager.pool.num_held for manager in self.managers] == self.pins.num_blocks()
 
     def usage(self) -> tuple[GroupUsage, ...]:
         """Return how many blocks of each group are held, cached and empty."""

@@ -21,7 +21,7 @@ def check_invariants(coordinator: Coordinator, holders: Iterable[Request]) -> No
         assert request.num_in_flight_tokens >= 0, f"{request}: {request.num_in_flight_tokens} tokens in flight"
         assert request.num_placeholders >= 0, f"{request}: {request.num_placeholders} placeholders"
     for i, manager in enumerate(coordinator.managers):
-        held: Counter[int] = Counter()
+        held: Counter[int] = Counter(block.block_id for prefix in coordinator.pins.held for block in prefix.blocks[i])
         for request in requests:
             assert request.held is not None
             table = request.held.tables[i]

@@ -373,6 +373,7 @@ class Scheduler:
         assert not self._launched or plan.step_id < min(self._launched), f"step {plan.step_id} is not the oldest"
         self._finished_step = plan.step_id
         self.stats.num_computed_tokens += plan.num_tokens
+        self.coordinator.note_step(plan.num_computed_tokens, plan.num_scheduled_tokens, result.seconds)
         counts: Sequence[int] = plan.num_scheduled_tokens
         if plan.draft_token_ids:
             counts = self.drafting.take_in(plan, result, launched)

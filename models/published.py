@@ -85,6 +85,7 @@ PUBLISHED = {
         "nvidia/Nemotron-H-8B-Base-8K",
         {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"},
     ),
+    "mixtral": Published("mistralai/Mixtral-8x7B-v0.1"),
     "olmo_hybrid": Published("allenai/Olmo-Hybrid-7B", {"rope_parameters": {"rope_theta": None}}),
     "phi3": Published("microsoft/Phi-3-mini-4k-instruct", {"sliding_window": 2047}),
     "qwen2": Published(
@@ -95,6 +96,8 @@ PUBLISHED = {
     "qwen3": Published(
         "Qwen/Qwen3-8B", {"num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 12_288}
     ),
+    "recurrent_gemma": Published("google/recurrentgemma-2b", {"num_key_value_heads": 1, "intermediate_size": 15_360}),
+    "zamba": Published("Zyphra/Zamba-7B-v1"),
     "qwen3_5_moe_text": Published("Qwen/Qwen3.5-35B-A3B"),
     "qwen3_5_text": Published("Qwen/Qwen3.5-9B"),
     "qwen3_next": Published("Qwen/Qwen3-Next-80B-A3B-Instruct"),

@@ -12,6 +12,7 @@ import pytest
 from bookkeeping import Bench, expected_stream, full, sliding, state
 from fakes import FakeConnector, FakeDrafter
 
+from hybrid_engine.config import EVICTION_POLICIES
 from hybrid_engine.groups.spec import group_layers
 
 # Of the slow stage, over all kinds together: more of it, or other runs, by the environment.
@@ -68,6 +69,7 @@ def make_bench(rng: random.Random, specs, *, is_shared: bool) -> Bench:
         max_overtaken_steps=rng.choice([0, 2, 32]),
         enable_prefix_caching=rng.random() < 0.9,
         checkpoint_interval=rng.choice([0, 7]),
+        eviction_policy=rng.choice(EVICTION_POLICIES),
         block_size=4,
     )
 

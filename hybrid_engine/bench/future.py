@@ -62,6 +62,10 @@ class Future:
         if key is not None:
             self.on_changed(key)
 
+    def key_of(self, session: str, turn: int) -> Key | None:
+        """Return where a call was hit; None: nowhere."""
+        return self._key_of.get((session, turn))
+
     def next_use(self, key: Key) -> float:
         """Return when a checkpoint is used next; infinity for never."""
         return next((time_s for time_s, call in self._uses.get(key, ()) if call not in self._passed), math.inf)

@@ -62,14 +62,14 @@ class MeasuredRunner:
             )
         self._sampler.answers[request.request_id] = tokens
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, *, most_steps: int, most_s: float) -> StepResult:
         return self._runner.execute(plan)
 
     def end(self, request: Request) -> None:
         del self._sampler.answers[request.request_id]
 
 
-def load(path: str | Path, *, device: str = "cpu", dtype: str = "bfloat16") -> Model:
-    """Load a checkpoint's weights. Raises CheckpointError or ConfigError."""
+def load(path: str | Path, *, device: str = "cpu") -> Model:
+    """Load a checkpoint's weights, in bfloat16. Raises CheckpointError or ConfigError."""
     check_device(device)
-    return load_model(open_checkpoint(path), dtype=DTYPES[dtype], device=device)
+    return load_model(open_checkpoint(path), dtype=DTYPES["bfloat16"], device=device)

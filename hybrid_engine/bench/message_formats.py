@@ -204,11 +204,11 @@ def _from_queries(row: Row, steps: list[dict[str, Any]]) -> Iterator[MessageCall
 
 def _from_history(row: Row) -> Iterator[MessageCall]:
     said: list[Message] = []
-    for message in map(_seen, row.messages("history")):
+    for message in row.messages("history"):
         # Messages of a demonstration were not answered, they were shown.
         if message["role"] == "assistant" and said and not message.get("is_demo"):
-            yield MessageCall(row.where, tuple(said), message)
-        said.append(message)
+            yield MessageCall(row.where, tuple(said), _seen(message))
+        said.append(_seen(message))
 
 
 def _seen(message: Message) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from hybrid_engine.errors import ConfigError
+
 if TYPE_CHECKING:
+    from hybrid_engine.bench.prefix_bench import MakeRunner
     from hybrid_engine.bench.prefix_result import RunSettings
 
 
@@ -90,6 +94,14 @@ def replay(
         found.report.write(json)
 
 
+def _measuring(model: str) -> MakeRunner:
+    """Load a model; return what makes its runners."""
+    from hybrid_engine.bench.measured import MeasuredRunner, load
+
+    loaded = load(model)
+    return lambda coordinator: MeasuredRunner(loaded, coordinator)
+
+
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
@@ -102,6 +114,14 @@ def prefix(
     trace: Annotated[
         Path | None, typer.Option(help="A trace, gzipped or not, or a folder of them; see docs/BENCH_PREFIX.md.")
     ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="Without a trace, what is made up: coding-agent, orchestrator, tool-chat, few-shot, chat; see "
+            "docs/WORKLOADS.md."
+        ),
+    ] = "coding-agent",
+    seed: Annotated[int, typer.Option(help="The same seed makes up the same workload.")] = 0,
     format: Annotated[
         str,
         typer.Option(
@@ -125,7 +145,9 @@ def prefix(
     memory: Annotated[
         str, typer.Option(help="Cache memory, like 40GiB, or a share of the working set; several with commas.")
     ] = "10%,25%,50%",
-    policy: Annotated[str, typer.Option(help="Eviction policies; several with commas.")] = "lru",
+    policy: Annotated[
+        str, typer.Option(help="Eviction policies: valued, lru, flop_aware, clairvoyant; several with commas.")
+    ] = "valued,lru",
     clairvoyant: Annotated[bool, typer.Option(help="Also run who knows the future, to compare with.")] = True,
     concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 16,
     pace: Annotated[str, typer.Option(help="trace: arrivals and think times are kept; fast: as fast as it goes.")] = (
@@ -148,27 +170,36 @@ def prefix(
         bool, typer.Option(help="Prompts show other texts than the assistant wrote, as when reasoning is stripped.")
     ] = False,
     json: Annotated[Path | None, typer.Option("--json", help="Write everything to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with plots to this file, which needs nothing else.")
+    ] = None,
 ) -> None:
     """What a cache would hit of a trace, with which policy and how much memory, and why it misses the rest."""
     from hybrid_engine.bench import prefix_table
     from hybrid_engine.bench.geometry import find_hardware
     from hybrid_engine.bench.prefix_bench import Bench, compare
-    from hybrid_engine.bench.workload_reading import read_workload
+    from hybrid_engine.bench.workload_reading import make_workload, read_workload
+    from hybrid_engine.tiny_hybrid import find_model
 
+    if html is not None and not (find_spec("matplotlib") and find_spec("jinja2")):
+        raise ConfigError("--html needs matplotlib and jinja2: pip install 'hybrid-engine[bench]', or leave it out")
+    path = str(find_model(model))
     if trace is None:
-        raise typer.BadParameter("give a trace", param_hint="--trace")
-    items = read_workload(
-        trace,
-        format=format,
-        num_sessions=sessions,
-        tokenizer=tokenizer,
-        chat_template=chat_template,
-        replaces_assistant=replace_assistant,
-    )
+        items = make_workload(workload, seed=seed, num_sessions=sessions)
+    else:
+        items = read_workload(
+            trace,
+            format=format,
+            num_sessions=sessions,
+            tokenizer=tokenizer or (Path(path) if measured else None),
+            chat_template=chat_template,
+            replaces_assistant=replace_assistant,
+        )
+    name = f"{workload}, seed {seed}" if trace is None else trace.resolve().name
     bench = Bench(
-        title=f"{trace.resolve().name}, {len(items):,} calls" + (", assistant replaced" if replace_assistant else ""),
+        title=f"{name}, {len(items):,} calls" + (", assistant replaced" if replace_assistant else ""),
         items=items,
-        model=model,
+        model=path,
         memories=_names(memory),
         policies=_names(policy),
         hardware=find_hardware(hardware, flops=flops, bandwidth=bandwidth),
@@ -180,7 +211,8 @@ def prefix(
         with_clairvoyant=clairvoyant,
     )
     with RunProgress(len(items)) as progress:
-        report = compare(bench, on_run=progress.begin, on_request=progress.advance)
+        make_runner = _measuring(path) if measured else None
+        report = compare(bench, make_runner=make_runner, on_run=progress.begin, on_request=progress.advance)
     report.command = _command()
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(prefix_table.table(report))
@@ -188,3 +220,7 @@ def prefix(
     console.print(prefix_table.summary(report), highlight=False)
     if json is not None:
         report.write(json)
+    if html is not None:
+        from hybrid_engine.bench.prefix_report.page import write_html
+
+        write_html(report, html)

@@ -79,6 +79,8 @@ class Totals:
     num_steps: int = 0
     ttft_s: Seconds = field(default_factory=Seconds)
     """From the submission of a call to the first token of its answer, waiting included."""
+    ttft_quantiles_s: list[float] = field(default_factory=list)
+    """The same in full: the 0th, 1st, … 100th percentile; empty where it was not kept."""
     max_orphan_bytes: int = 0
     """Most bytes, at any sample, of cached blocks that no prompt could be resumed with."""
     makespan_s: float = 0.0

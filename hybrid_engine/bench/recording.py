@@ -68,7 +68,9 @@ class Recorder:
     def finish(self) -> None:
         """Work out what only a whole run has."""
         if self._ttft:
-            self.totals.ttft_s = Seconds(*(float(each) for each in np.percentile(self._ttft, (50, 90, 99))))
+            quantiles = np.percentile(self._ttft, range(101)).tolist()
+            self.totals.ttft_s = Seconds(quantiles[50], quantiles[90], quantiles[99])
+            self.totals.ttft_quantiles_s = quantiles
 
     def _thin(self) -> None:
         series = self.series

@@ -1,10 +1,12 @@
-"""From a trace's file to a workload."""
+"""Where a workload comes from: a trace's file, or the generator."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+from hybrid_engine.bench.generator.presets import preset
+from hybrid_engine.bench.generator.sessions import generate
 from hybrid_engine.bench.rendering import renderer_maker
 from hybrid_engine.bench.token_free import with_chained_ids
 from hybrid_engine.bench.traces import AUTO, read_trace
@@ -31,3 +33,12 @@ def read_workload(
         return items
     chained = with_chained_ids([prompt for prompt in prompts if isinstance(prompt, BlockPrompt)])
     return [replace(item, prompt=prompt) for item, prompt in zip(items, chained, strict=True)]
+
+
+def make_workload(name: str, *, seed: int = 0, num_sessions: int | None = None) -> list[WorkItem]:
+    """Make up the calls of a preset of the generator, with so many sessions or as many as it has.
+
+    Raises ConfigError for a name that isn't known.
+    """
+    changes = {} if num_sessions is None else {"num_sessions": num_sessions}
+    return list(generate(preset(name, seed=seed, **changes)))

@@ -17,8 +17,11 @@ end are spare, see `is_spare`. A spare one is lost only when memory is short, bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 
 from hybrid_engine.groups.block import Block
+from hybrid_engine.groups.checkpoint_facts import CheckpointFacts
+from hybrid_engine.groups.checkpoint_tree import Path
 from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.hashing import BlockHash
 from hybrid_engine.groups.pool import BlockPool
@@ -37,10 +40,35 @@ def is_spare(position: int, newest: int, interval: int) -> bool:
     return position // interval % (1 << (distance // DENSE).bit_length()) != 0
 
 
+class CheckpointKind(IntEnum):
+    """What a checkpoint was laid for."""
+
+    PROMPT_END = 0
+    LAST_BLOCK = 1
+    """The end of the prompt's last block: for the same prompt again."""
+    MESSAGE_END = 2
+    JUNCTION = 3
+    """Others part there, or have parted."""
+    PERIODIC = 4
+    """The prompt is long."""
+    ANSWER_END = 5
+
+
 class Checkpoint:
     """One recorded position; equal only to itself."""
 
-    __slots__ = ("blocks", "is_periodic", "is_spare", "keys", "last_event", "num_pins", "parent", "position", "tail")
+    __slots__ = (
+        "blocks",
+        "is_periodic",
+        "is_spare",
+        "keys",
+        "kind",
+        "last_event",
+        "num_pins",
+        "parent",
+        "position",
+        "tail",
+    )
 
     def __init__(
         self,
@@ -60,6 +88,7 @@ class Checkpoint:
         self.tail = tail
         self.blocks = blocks
         self.keys = keys
+        self.kind = CheckpointKind.ANSWER_END
         self.num_pins = 0
         """Running requests that laid it: it stays while they run. `CheckpointIndex.pin` and `unpin` count them."""
         self.last_event = 0
@@ -80,11 +109,16 @@ def _keep_nothing(checkpoint: Checkpoint) -> None:
 class CheckpointIndex:
     """The recorded checkpoints; one goes as soon as any group's block of it is taken."""
 
-    def __init__(self, pools: Sequence[BlockPool], *, policy: EvictionPolicy | None = None) -> None:
-        """policy: checkpoints are kept as a whole, and it says which one goes; the pools then ask here for room."""
+    def __init__(
+        self, pools: Sequence[BlockPool], facts: CheckpointFacts, *, policy: EvictionPolicy | None = None
+    ) -> None:
+        """facts: of checkpoints, none yet. policy: checkpoints are kept as a whole, and it says which one goes; the
+        arena then asks here for room."""
+        self.facts = facts
         self._pools = pools
         self._is_unit = policy is not None
         self._policy = policy or EvictionPolicy()
+        self._policy.bind(facts)
         self._by_parent: dict[BlockHash, dict[tuple[int, ...], Checkpoint]] = {}
         self.on_given_up: Callable[[Checkpoint], None] = _keep_nothing
         """Told of each checkpoint, spare ones excepted, that goes for lack of memory, its blocks' bytes still there."""
@@ -106,8 +140,11 @@ class CheckpointIndex:
         kept = (checkpoint for checkpoint in self if not checkpoint.is_spare)
         return iter(sorted(kept, key=lambda checkpoint: checkpoint.last_event))
 
-    def record(self, checkpoint: Checkpoint) -> Checkpoint:
-        """Keep a checkpoint whose blocks are written and held; return it, or the one of the same prefix that stays."""
+    def record(self, checkpoint: Checkpoint, path: Path) -> Checkpoint:
+        """Keep a checkpoint whose blocks are written and held; return it, or the one of the same prefix that stays.
+
+        path: of the request that laid it.
+        """
         older = self._by_parent.get(checkpoint.parent, {}).get(checkpoint.tail)
         if older is not None:
             if self._is_unit or older.blocks == checkpoint.blocks:
@@ -122,6 +159,8 @@ class CheckpointIndex:
                 block.checkpoints.append(checkpoint)
         for pool, keys in zip(self._pools, checkpoint.keys, strict=False):
             pool.need(keys)
+        if self._is_unit:
+            self.facts.tree.add(checkpoint, path)
         self._policy.record(checkpoint)
         return checkpoint
 
@@ -169,6 +208,8 @@ class CheckpointIndex:
         for pool, keys in zip(self._pools, checkpoint.keys, strict=False):
             pool.release_need(keys)
         self._policy.forget(checkpoint)
+        if self._is_unit:
+            self.facts.tree.remove(checkpoint)
 
     def forget_all(self) -> None:
         """Drop all checkpoints."""

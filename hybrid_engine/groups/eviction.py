@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hybrid_engine.groups.checkpoint_facts import CheckpointFacts
     from hybrid_engine.groups.checkpoints import Checkpoint
 
 
@@ -14,6 +15,13 @@ class EvictionPolicy:
     The index calls it after the fact, with every checkpoint that is recorded: `record` first, `forget` last. It never
     changes a checkpoint. The order in which pinned ones would go doesn't matter: they don't.
     """
+
+    facts: CheckpointFacts
+    """What else can be known of checkpoints; set by `bind` before anything is recorded."""
+
+    def bind(self, facts: CheckpointFacts) -> None:
+        """Serve one index, whose facts these are."""
+        self.facts = facts
 
     def record(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is there that wasn't before."""

@@ -73,6 +73,12 @@ PUBLISHED = {
         1_215_064_704,
         [states(38, (4096 + 2 * 128) * 3, 64 * 64 * 128), tokens(6, 32, 128)],
     ),
+    "Zamba-7B-v1": (config_of("zamba"), 7_232_490_496, [states(76, 7424 * 3, 7424 * 16), tokens(13, 16, 464)]),
+    "RecurrentGemma-2B": (
+        config_of("recurrent_gemma"),
+        2_682_862_080,
+        [states(18, 2560 * 3, 2560), ("sliding_window", *tokens(8, 1, 256)[1:])],
+    ),
     "falcon-mamba-7b": (config_of("falcon_mamba"), 7_272_665_088, [states(64, 8192 * 3, 8192 * 16)]),
     "LFM2-8B-A1B": (config_of("lfm2_moe"), 8_339_930_560, [states(18, 2048 * 2, 0), tokens(6, 8, 64)]),
 }

@@ -1,4 +1,4 @@
-"""What is peculiar to Falcon-H1, Nemotron-H and Zamba 2."""
+"""What is peculiar to Falcon-H1, Nemotron-H, Zamba 2 and RecurrentGemma."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import state_families
 import torch
 
 from hybrid_engine.groups.spec import FullAttentionSpec, MambaSpec
+from hybrid_engine.kernels.ssm import StateMeta
+from hybrid_engine.models.layers.rg_lru import first_tokens
 from hybrid_engine.models.registry import build_model, load_model
 from hybrid_engine.weights import open_checkpoint
 
@@ -78,3 +80,10 @@ def test_a_loaded_layer_that_is_not_what_its_rows_say_is_caught(tiny):
     layer.check(attention, mamba)
     with pytest.raises(AssertionError):
         layer.check(attention, replace(mamba, index=1))
+
+
+def test_the_first_token_of_a_text_is_known_also_beside_requests_without_tokens():
+    meta = StateMeta.build(
+        num_queries=[0, 3, 1, 0, 2, 0], slots=[1, 2, 3, 4, 5, 6], has_history=[False, False, True, False, True, False]
+    )
+    assert first_tokens(meta).tolist() == [True, False, False, False, False, False]

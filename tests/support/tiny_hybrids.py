@@ -40,6 +40,8 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
     ZambaConfig,
@@ -154,6 +156,19 @@ THEIRS: dict[str, Callable] = {
             num_hidden_layers=5,
             layers_block_type=["mamba", "hybrid", "mamba", "hybrid", "mamba"],
             mamba_d_state=6,
+        ),
+    ),
+    "recurrent_gemma": lambda: (
+        RecurrentGemmaForCausalLM,
+        RecurrentGemmaConfig(
+            **COMMON | RANGE,
+            intermediate_size=96,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            block_types=["recurrent", "attention"],
+            attention_window_size=20,
+            logits_soft_cap=300.0,
+            w_init_variance_scale=1.0,
         ),
     ),
     "zamba2": lambda: (

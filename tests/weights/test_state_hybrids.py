@@ -110,6 +110,13 @@ def test_a_wrong_tie_flag_is_refused(name, saved, tmp_path):
         ("zamba", {"n_mamba_heads": 2}, r"x_proj_weight has shape \[3, 17, 32\], its config implies \[2, 17, 48\]"),
         ("zamba", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act is 'gelu', must be 'silu'"),
         ("zamba", {"attention_head_dim": 8}, r"attention_head_dim is 8, must follow .* \(16\)"),
+        ("recurrent_gemma", {"block_types": []}, r"block_types is \[\], must be a list of recurrent and attention"),
+        ("recurrent_gemma", {"block_types": ["conv"]}, "must be a list of recurrent and attention"),
+        ("recurrent_gemma", {"block_types": ["attention"]}, "lacks model.layers.0.temporal_block.k_proj.weight"),
+        ("recurrent_gemma", {"lru_width": 50}, r"lru_width is 50, must be a multiple of num_attention_heads \(3\)"),
+        ("recurrent_gemma", {"conv1d_width": 1}, "conv1d_width is 1, must be at least 2"),
+        ("recurrent_gemma", {"hidden_activation": "silu"}, "hidden_activation is 'silu', must be 'gelu_pytorch_tanh'"),
+        ("recurrent_gemma", {"attention_bias": True}, "lacks model.layers.1.temporal_block.k_proj.bias"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

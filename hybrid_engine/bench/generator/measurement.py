@@ -66,7 +66,9 @@ class _Sums:
 def measure(items: Iterable[WorkItem]) -> WorkloadStatistics:
     """Measure a workload, its calls taken in the order given.
 
-    Blocks count as whole: what two prompts have in common is rounded down to whole blocks.
+    Blocks count as whole: what two prompts have in common is rounded down to whole blocks. A prompt that leaves the one
+    before in its last whole block has not diverged: in published traces the end of a prompt is often hashed otherwise
+    than what stands there later.
     """
     sums, seen = _Sums(), _Seen()
     seen_by: dict[str, _Seen] = {}
@@ -104,7 +106,7 @@ def _compare(sums: _Sums, before: Prompt, item: WorkItem) -> None:
     """Count what a call's prompt adds to the one before, and what it leaves."""
     common, known = common_tokens(before, item.prompt), before.num_tokens
     if isinstance(before, BlockPrompt):
-        known -= known % before.block_tokens
+        known -= known % before.block_tokens + before.block_tokens
     sums.num_following += 1
     sums.new.append(item.prompt.num_tokens - common)
     if common < known:
@@ -173,7 +175,7 @@ class _Ids:
         """Add a range; return how many of it were there."""
         low, high = bisect_left(self._ends, start), bisect_right(self._starts, end)
         touched = list(zip(self._starts[low:high], self._ends[low:high], strict=True))
-        num_known = sum(max(0, min(end, right) - max(start, left)) for left, right in touched)
+        num_known = sum(min(end, right) - max(start, left) for left, right in touched)
         self._starts[low:high] = [min([start, *self._starts[low:high]])]
         self._ends[low:high] = [max([end, *self._ends[low:high]])]
         return num_known

@@ -21,7 +21,7 @@ CODING_AGENT = WorkloadSettings(
     tool_gap_s=LogNormal(9, 70),
     user_think_s=LogNormal(126, 1_618),
     resumed=Resumed(0.45, LogNormal(114_000, 380_000, least=40_000, most=500_000), LogNormal(26, 107, most=240)),
-    late_edit_share=0.0094,
+    late_edit_share=0.0110,
     late_edit_tokens=LogNormal(181, 620),
     rewrite_share=0.0131,
     compaction_tokens=165_000,

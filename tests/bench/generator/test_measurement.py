@@ -1,8 +1,10 @@
 """What is measured of a workload, counted by hand."""
 
+import random
+
 import pytest
 
-from hybrid_engine.bench.generator.measurement import Spread, common_tokens, measure
+from hybrid_engine.bench.generator.measurement import Spread, _Ids, common_tokens, measure
 from hybrid_engine.bench.workload import BlockPrompt, TokenPrompt, WorkItem
 
 
@@ -13,6 +15,10 @@ def tokens(session, *token_ids, answer=(), think_s=None):
 def blocks(session, *runs, num_rest=0):
     num_tokens = 10 * sum(count for _, count in runs) + num_rest
     return WorkItem(session, BlockPrompt(num_tokens, runs, 10), 1)
+
+
+def test_the_last_whole_block_does_not_make_a_prompt_diverge():
+    assert measure([blocks("a", (0, 5)), blocks("a", (0, 4), (9, 4))]).diverged_share == 0
 
 
 def test_reuse_counts_prefixes_of_prompts_and_answers():
@@ -31,6 +37,16 @@ def test_a_prompt_that_leaves_the_one_before_ahead_of_its_end_diverges():
     assert found.diverged_share == 0.5
     assert found.dropped_tokens == Spread(30, 30)
     assert found.new_tokens == Spread(20, pytest.approx(28))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_known_blocks_are_those_that_a_set_would_know(seed):
+    rng, ids, known = random.Random(seed), _Ids(), set()
+    for _ in range(60):
+        start = rng.randrange(100)
+        wanted = set(range(start, start + rng.randrange(1, 15)))
+        assert ids.add(start, start + len(wanted)) == len(wanted & known)
+        known |= wanted
 
 
 def test_think_times_are_those_between_calls():
