@@ -129,6 +129,41 @@ def _store_products(
 
 
 @triton.jit
+def _store_products_in_parts(
+    x_ptr,
+    k_ptr,
+    decays_ptr,
+    to_ptr,
+    stride_x,
+    stride_k,
+    num_tokens,
+    KEYS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    KEY_COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """As _store_products with one decay for the whole head, [TOKENS].
+
+    In parts of a key, scaled to length one at the end: whole rows and keys don't fit the registers.
+    """
+    o_token = tl.arange(0, TOKENS)
+    products = tl.zeros([TOKENS, TOKENS], tl.float32)
+    x_squares, k_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
+    for start in range(0, KEYS, KEY_COLUMNS):
+        o_part = start + tl.arange(0, KEY_COLUMNS)
+        is_part = (o_token < num_tokens)[:, None] & (o_part < KEYS)[None, :]
+        x = tl.load(x_ptr + o_token[:, None] * stride_x + o_part[None, :], mask=is_part, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr + o_token[:, None] * stride_k + o_part[None, :], mask=is_part, other=0.0).to(tl.float32)
+        x_squares += tl.sum(x * x, 1)
+        k_squares += tl.sum(k * k, 1)
+        products = tl.dot(x, tl.trans(k), products, input_precision=PRECISION)
+    products *= tl.rsqrt(x_squares + KEY_EPS)[:, None] * tl.rsqrt(k_squares + KEY_EPS)[None, :]
+    decay = tl.load(decays_ptr + o_token)
+    between = (decay[:, None] - decay[None, :]).to(tl.float32)
+    tl.store(to_ptr + o_token[:, None] * TOKENS + o_token[None, :], products * tl.exp(tl.minimum(between, 0.0)))
+
+
+@triton.jit
 def delta_prepare_kernel(
     q_ptr,
     k_ptr,
@@ -258,22 +293,19 @@ def delta_prepare_kernel(
             PRECISION,
         )
     else:
-        # In parts of a key, scaled at the end: whole ones of both don't fit the registers.
-        weights = tl.zeros([TOKENS, TOKENS], tl.float32)
-        q_squares, k_squares = tl.zeros([TOKENS], tl.float32), tl.zeros([TOKENS], tl.float32)
-        for start in range(0, KEYS, KEY_COLUMNS):
-            o_part = start + tl.arange(0, KEY_COLUMNS)
-            is_part = is_token[:, None] & (o_part < KEYS)[None, :]
-            q_part = tl.load(q_ptr + o_token[:, None] * stride_q_T + o_part[None, :], mask=is_part, other=0.0)
-            k_part = tl.load(k_ptr + o_token[:, None] * stride_k_T + o_part[None, :], mask=is_part, other=0.0)
-            q_part, k_part = q_part.to(tl.float32), k_part.to(tl.float32)
-            q_squares += tl.sum(q_part * q_part, 1)
-            k_squares += tl.sum(k_part * k_part, 1)
-            weights = tl.dot(q_part, tl.trans(k_part), weights, input_precision=PRECISION)
-        weights *= tl.rsqrt(q_squares + KEY_EPS)[:, None] * tl.rsqrt(k_squares + KEY_EPS)[None, :]
-        decay = tl.load(decays_ptr + o_piece * TOKENS + o_token)
-        between = (decay[:, None] - decay[None, :]).to(tl.float32)
-        tl.store(matrices_ptr + o_square, weights * tl.exp(tl.minimum(between, 0.0)))
+        _store_products_in_parts(
+            q_ptr,
+            k_ptr,
+            decays_ptr + o_piece * TOKENS,
+            matrices_ptr,
+            stride_q_T,
+            stride_k_T,
+            num_tokens,
+            KEYS,
+            TOKENS,
+            KEY_COLUMNS,
+            PRECISION,
+        )
 
 
 @triton.jit
