@@ -86,7 +86,7 @@ def _load_keys(k_ptr, stride_k, o_token, o_key, num_tokens, KEYS: tl.constexpr):
 
 
 @triton.jit
-def _store_products(
+def _store_products_by_row(
     x_ptr,
     k_ptr,
     decays_ptr,
@@ -142,7 +142,7 @@ def _store_products_in_parts(
     KEY_COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """As _store_products with one decay for the whole head, [TOKENS].
+    """As _store_products_by_row with one decay for the whole head, [TOKENS].
 
     In parts of a key, scaled to length one at the end: whole rows and keys don't fit the registers.
     """
@@ -161,6 +161,30 @@ def _store_products_in_parts(
     decay = tl.load(decays_ptr + o_token)
     between = (decay[:, None] - decay[None, :]).to(tl.float32)
     tl.store(to_ptr + o_token[:, None] * TOKENS + o_token[None, :], products * tl.exp(tl.minimum(between, 0.0)))
+
+
+@triton.jit
+def _store_products(
+    x_ptr,
+    k_ptr,
+    decays_ptr,
+    to_ptr,
+    stride_x,
+    stride_k,
+    num_tokens,
+    SIZES: tl.constexpr,
+    IS_BY_ROW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Either of the two above. SIZES: keys, tokens, keys padded, columns of keys at a time."""
+    if IS_BY_ROW:
+        _store_products_by_row(
+            x_ptr, k_ptr, decays_ptr, to_ptr, stride_x, stride_k, num_tokens, SIZES[0], SIZES[1], SIZES[2], PRECISION
+        )
+    else:
+        _store_products_in_parts(
+            x_ptr, k_ptr, decays_ptr, to_ptr, stride_x, stride_k, num_tokens, SIZES[0], SIZES[1], SIZES[3], PRECISION
+        )
 
 
 @triton.jit
@@ -223,37 +247,23 @@ def delta_prepare_kernel(
     matrices_ptr += o_piece * TOKENS * TOKENS
     inverses_ptr += o_piece * TOKENS * TOKENS
     is_earlier = o_token[None, :] < o_token[:, None]
+    decays_ptr += o_piece * TOKENS * (KEYS if IS_BY_ROW else 1)
     if IS_BY_ROW:
-        decays_ptr += o_piece * TOKENS * KEYS
         dt = tl.load(dt_ptr + o_token[:, None] * stride_dt_T + o_key[None, :], mask=is_token_key, other=0.0)
         decay = _decays(dt, dt_bias_ptr, a, i_head, o_key, is_token_key, KEYS, HAS_BIAS, True)
         tl.store(decays_ptr + o_token[:, None] * KEYS + o_key[None, :], decay, mask=is_key[None, :])
-        tl.debug_barrier()
-        _store_products(
-            k_ptr,
-            k_ptr,
-            decays_ptr,
-            matrices_ptr,
-            stride_k_T,
-            stride_k_T,
-            num_tokens,
-            KEYS,
-            TOKENS,
-            KEYS_PADDED,
-            PRECISION,
-        )
-        tl.debug_barrier()
-        met = tl.load(matrices_ptr + o_square)
-        met = tl.where(is_earlier, met, 0.0) * beta[:, None]
-        tl.debug_barrier()
     else:
         dt = tl.load(dt_ptr + o_token * stride_dt_T, mask=is_token, other=0.0)
         decay = _decays(dt, dt_bias_ptr, a, i_head, o_key, is_token, KEYS, HAS_BIAS, False)
-        tl.store(decays_ptr + o_piece * TOKENS + o_token, decay)
-        k = _load_keys(k_ptr, stride_k_T, o_token, o_key, num_tokens, KEYS)
-        between = (decay[:, None] - decay[None, :]).to(tl.float32)
-        met = tl.dot(k, tl.trans(k), input_precision=PRECISION)
-        met = met * tl.exp(tl.where(is_earlier, between, -1.0e30)) * beta[:, None]
+        tl.store(decays_ptr + o_token, decay)
+    tl.debug_barrier()
+    sizes: tl.constexpr = (KEYS, TOKENS, KEYS_PADDED, KEY_COLUMNS)
+    _store_products(
+        k_ptr, k_ptr, decays_ptr, matrices_ptr, stride_k_T, stride_k_T, num_tokens, sizes, IS_BY_ROW, PRECISION
+    )
+    tl.debug_barrier()
+    met = tl.where(is_earlier, tl.load(matrices_ptr + o_square), 0.0) * beta[:, None]
+    tl.debug_barrier()
     tl.store(matrices_ptr + o_square, met)
     tl.debug_barrier()
     _invert(matrices_ptr, inverses_ptr, TOKENS)
@@ -264,7 +274,7 @@ def delta_prepare_kernel(
         decay = tl.load(decays_ptr + o_token[:, None] * KEYS + o_key[None, :], mask=is_key[None, :], other=0.0)
         k *= tl.exp(decay.to(tl.float32))
     else:
-        k *= tl.exp(tl.load(decays_ptr + o_piece * TOKENS + o_token).to(tl.float32))[:, None]
+        k *= tl.exp(tl.load(decays_ptr + o_token).to(tl.float32))[:, None]
     o_out = (o_piece * TOKENS + o_token)[:, None]
     tl.store(
         keys_ptr + o_out * KEYS + o_key[None, :],
@@ -278,34 +288,9 @@ def delta_prepare_kernel(
         v = tl.load(v_ptr + o_v, mask=is_token[:, None] & is_value[None, :], other=0.0).to(tl.float32)
         v = tl.dot(inverse, v * beta[:, None], input_precision=PRECISION)
         tl.store(values_ptr + o_out * VALUES + o_value[None, :], v, mask=is_value[None, :])
-    if IS_BY_ROW:
-        _store_products(
-            q_ptr,
-            k_ptr,
-            decays_ptr,
-            matrices_ptr,
-            stride_q_T,
-            stride_k_T,
-            num_tokens,
-            KEYS,
-            TOKENS,
-            KEYS_PADDED,
-            PRECISION,
-        )
-    else:
-        _store_products_in_parts(
-            q_ptr,
-            k_ptr,
-            decays_ptr + o_piece * TOKENS,
-            matrices_ptr,
-            stride_q_T,
-            stride_k_T,
-            num_tokens,
-            KEYS,
-            TOKENS,
-            KEY_COLUMNS,
-            PRECISION,
-        )
+    _store_products(
+        q_ptr, k_ptr, decays_ptr, matrices_ptr, stride_q_T, stride_k_T, num_tokens, sizes, IS_BY_ROW, PRECISION
+    )
 
 
 @triton.jit
