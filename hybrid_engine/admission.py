@@ -150,7 +150,9 @@ class Admission:
         end = local + num_external
         if end <= hit.num_computed_tokens:
             return None
-        assert end < request.num_tokens, f"a connector offers {end} of {request.num_tokens} tokens of {request}"
+        assert end <= request.max_hit_tokens, (
+            f"a connector offers {end} of {request.max_hit_tokens} tokens of {request}"
+        )
         if not coordinator.allocate_slots(
             request,
             0,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hybrid_engine.errors import ChatTemplateError
+from hybrid_engine.errors import ChatTemplateError, ConfigError
 from hybrid_engine.message_boundaries import TEMPLATE_ERRORS, MessageEnds, token_positions
 
 Messages = Sequence[Mapping[str, Any]]
@@ -72,7 +73,7 @@ class ChatTemplate:
         except TEMPLATE_ERRORS as error:  # a text that is no valid one among them
             raise ChatTemplateError(f"the chat template refused the messages: {error}") from error
         # The template writes the begin-of-text token itself.
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         rest = repr((template or self._tokenizer.chat_template, own_tools, variables))
         ends = self._message_ends.find(render, turns, text, template=rest)
         boundaries = token_positions(ends, encoded["offset_mapping"])
@@ -82,3 +83,13 @@ class ChatTemplate:
 def _as_text(template: Any) -> str:
     """Return a template, or all of those that a tokenizer has by name."""
     return template if isinstance(template, str) else "\n".join(map(str, (template or {}).values()))
+
+
+def read_template(path: Path) -> str:
+    """Read a template from a file. Raises ConfigError where that can't be done."""
+    if not path.is_file():
+        raise ConfigError(f"chat_template is {path}, which is no file: give a template or the path of one")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error

@@ -1,4 +1,4 @@
-"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve` and `bench`."""
+"""The command line: `hybrid-engine generate`, `chat`, `plan`, `models`, `serve`, `eval` and `bench`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,23 @@ from rich.markup import escape
 from hybrid_engine import __version__, tiny_hybrid
 from hybrid_engine.bench.commands import app as bench
 from hybrid_engine.bench.prefix_command import add_replay
+from hybrid_engine.config import SpeculativeConfig, speculation
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
+from hybrid_engine.evals.command import add_eval
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
 if TYPE_CHECKING:
-    from hybrid_engine.config import SpeculativeConfig
+    from hybrid_engine.chat import Partner
     from hybrid_engine.llm import LLM
     from hybrid_engine.outputs import RequestOutput
 
 CALLERS_MISTAKES = (ConfigError, RequestError, CheckpointError, TraceError)
 DEMO, TINY_HYBRID = "demo", tiny_hybrid.NAME
+FOR_A_SERVER = frozenset(
+    ("model", "url", "api_key", "system", "max_tokens", "temperature", "top_p", "top_k", "seed", "json_schema", "regex")
+)
+"""Options of `chat` that a server is told."""
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(bench, name="bench")
@@ -129,7 +135,12 @@ def generate(
 
 @app.command()
 def chat(
+    context: typer.Context,
     model: Model = TINY_HYBRID,
+    url: Annotated[
+        str | None, typer.Option(help="Talk with the server at this address; MODEL is what it calls its model.")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="That the server asks for.")] = None,
     chat_template: Annotated[Path | None, typer.Option(help="A file with a Jinja chat template.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     max_tokens: MaxTokens = 512,
@@ -153,7 +164,7 @@ def chat(
     draft_model: DraftModel = None,
 ) -> None:
     """Talk with a model: /reset begins anew, /exit or end of input ends, Ctrl-C cuts an answer short."""
-    from hybrid_engine.chat import ChatSession
+    from hybrid_engine.chat import ChatSession, ModelPartner
 
     sampling = SamplingParams(
         max_tokens=max_tokens,
@@ -163,6 +174,10 @@ def chat(
         seed=seed,
         structured_outputs=_structured_outputs(json_schema, regex),
     )
+    if url is not None:
+        partner: Partner = _server_partner(context, url, api_key, sampling)
+        ChatSession(partner, read=input, system=system).run()
+        return
     llm = _load(
         model,
         chat_template=chat_template,
@@ -175,7 +190,7 @@ def chat(
         tokenizer=tokenizer,
         speculative=_speculation(speculative, num_speculative, draft_model),
     )
-    ChatSession(llm, sampling, read=input, system=system).run()
+    ChatSession(ModelPartner(llm, sampling), read=input, system=system).run()
 
 
 @app.command()
@@ -188,9 +203,18 @@ def plan(
     memory: Memory = None,
     block_size: BlockSize = 16,
     device: Device = "cpu",
+    concurrency: Annotated[
+        int | None, typer.Option(help="Say whether so many requests fit at once, and what memory would do.", min=1)
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each of them; by default as far as it reaches.", min=1)
+    ] = None,
+    checkpoints: Annotated[int, typer.Option(help="Recurrent states kept of a request beside its own.", min=0)] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw how many fit over their length, to a .png or .svg.")] = None,
 ) -> None:
     """Show a model's layers and what its cache memory holds; no weights are read."""
     from hybrid_engine import report
+    from hybrid_engine.bench import plan_plot
     from hybrid_engine.llm import LLM
 
     found = LLM.plan(
@@ -206,6 +230,18 @@ def plan(
     console.print(report.layer_table(found.info))
     console.print(report.group_table(found))
     console.print(report.capacity_line(found), highlight=False)
+    console.print(report.extents_line(found), highlight=False)
+    longest = context or found.max_model_len
+    contexts = [length for length in plan_plot.CONTEXTS if length <= max(found.max_model_len, plan_plot.CONTEXTS[0])]
+    names = report.group_names(found)
+    capacity = plan_plot.capacity_of(found.memory, names, contexts=contexts, num_states=1 + checkpoints)
+    console.print(plan_plot.table(capacity, title="Requests that fit at once, sharing nothing"))
+    if concurrency is not None:
+        wanted = report.concurrency_line(found, concurrency, longest, num_states=1 + checkpoints)
+        console.print(wanted, highlight=False)
+    if plot is not None:
+        plan_plot.draw(capacity, plot, title=f"{found.info.architecture}, {report.format_bytes(capacity.memory_bytes)}")
+        console.print(f"Drawn to {plot}", highlight=False)
 
 
 @app.command()
@@ -227,6 +263,7 @@ def models(
 
 # Their options are many, and stand elsewhere.
 add_serve(app, lambda model: _resolve(model))
+add_eval(app, lambda model: _resolve(model), TINY_HYBRID)
 add_replay(app)
 
 
@@ -254,6 +291,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         Console(stderr=True).print(f"[red]error: {escape(text)}[/red]", soft_wrap=True, highlight=False)
         sys.exit(2 if isinstance(error, CALLERS_MISTAKES) else 1)
     sys.exit(0)
+
+
+def _server_partner(context: typer.Context, url: str, api_key: str | None, sampling: SamplingParams) -> Partner:
+    """Return the server to talk with. Raises ConfigError when options of a model in this process are given too."""
+    from hybrid_engine.chat import ServerPartner, connect
+
+    given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    wrong = sorted(given - FOR_A_SERVER)
+    if wrong:
+        raise ConfigError(f"--{wrong[0].replace('_', '-')} is for a model that is loaded here: leave it out with --url")
+    model = context.params["model"] if "model" in given else None
+    options: dict[str, Any] = {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p")}
+    if sampling.seed is not None:
+        options["seed"] = sampling.seed
+    extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
+    if (structured := sampling.structured_outputs) is not None:
+        extra["structured_outputs"] = {structured.constraint: getattr(structured, structured.constraint)}
+    return ServerPartner(connect(url, api_key), model=model, options=options | {"extra_body": extra})
 
 
 def _resolve(model: str) -> str | Path:
@@ -289,14 +344,7 @@ def _structured_outputs(json_schema: Path | None, regex: str | None) -> Structur
 
 
 def _speculation(method: str | None, num_tokens: int | None, draft_model: str | None) -> SpeculativeConfig | None:
-    if method is None and num_tokens is None and draft_model is None:
-        return None
-    from hybrid_engine.config import SpeculativeConfig
-
-    given: dict[str, Any] = {"method": method or ("ngram" if draft_model is None else "draft_model")}
-    if num_tokens is not None:
-        given["num_speculative_tokens"] = num_tokens
-    return SpeculativeConfig(**given, model=None if draft_model is None else _resolve(draft_model))
+    return speculation(method, num_tokens, None if draft_model is None else _resolve(draft_model))
 
 
 def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

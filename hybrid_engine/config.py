@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +40,20 @@ def require_path(name: str, value: object) -> None:
     """Raise ConfigError for a setting that is neither a path nor None."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
         raise ConfigError(f"{name} is {value!r}, must be a path")
+
+
+@contextmanager
+def errors_in_words_of(settings: Mapping[str, str]) -> Iterator[None]:
+    """Let an error name each setting as the caller does, who may never have seen a config's own names.
+
+    settings: the config's own name for each of the caller's.
+    """
+    names = {ours: name for name, ours in settings.items() if ours != name}
+    try:
+        yield
+    except ConfigError as error:
+        message = re.sub(r"(?<!')\b(" + "|".join(names) + r")\b(?!')", lambda found: names[found[0]], str(error))
+        raise type(error)(message) from None
 
 
 @dataclass(frozen=True)
@@ -212,3 +228,11 @@ class SpeculativeConfig:
             )
         if self.draft_cache_memory_bytes is not None and self.draft_cache_memory_bytes <= 0:
             raise ConfigError(f"draft_cache_memory_bytes is {self.draft_cache_memory_bytes}, must be above 0, or None")
+
+
+def speculation(method: str | None, num_tokens: int | None, draft_model: str | Path | None) -> SpeculativeConfig | None:
+    """Return what three options of a command line ask for; None where none of them is given."""
+    if method is None and num_tokens is None and draft_model is None:
+        return None
+    count = {} if num_tokens is None else {"num_speculative_tokens": num_tokens}
+    return SpeculativeConfig(method or ("ngram" if draft_model is None else "draft_model"), model=draft_model, **count)

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = "/dev/shm"
 OWN_SETTINGS = ("disk_cache", "disk_cache_bytes")
+HANDED_OVER = ("prompt_token_ids", "cache_salt", "message_boundaries", "priority")
+"""What the prefill process is told of a prompt."""
 
 
 class DisaggregatedLLM:
@@ -159,7 +161,7 @@ class PrefillProcess:
         """Ask for a prompt to be computed; return the id under which `receive` names it."""
         prompt_id = next(self._ids)
         self._unanswered.add(prompt_id)
-        line = {"id": prompt_id, **{name: prompt[name] for name in ("prompt_token_ids", "cache_salt")}}
+        line = {"id": prompt_id} | {name: prompt[name] for name in HANDED_OVER}
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps(line) + "\n")

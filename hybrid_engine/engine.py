@@ -117,6 +117,7 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Make nothing findable any more; requests that run keep what they hold."""
         self.raise_if_dead()
+        self._pipeline.wait()  # or what launched steps save would come to the tiers after they were cleared
         self.scheduler.coordinator.reset_prefix_cache()
         if self._tiers is not None:
             self._tiers.reset()

@@ -60,7 +60,9 @@ class CallerRequest:
         """Return what answer `index` asks of the sampler: one answer computes the prompt's log-probabilities, not n."""
         if self.sampling.n == 1:
             return self.sampling
-        return replace(self.sampling, n=1, prompt_logprobs=self.sampling.prompt_logprobs if index == 0 else None)
+        if index == 0:
+            return replace(self.sampling, n=1)
+        return replace(self.sampling, n=1, prompt_logprobs=None, prompt_logprob_start=None)
 
     def answer_seed(self, index: int) -> int:
         """Return the seed of answer `index`; the first one's is the request's own, whatever n is."""
@@ -70,12 +72,13 @@ class CallerRequest:
         return int.from_bytes(digest, "little") >> 1
 
     def take_prompt_logprobs(self, start: int, positions: list[TokenLogprobs], decode: DecodeToken) -> None:
-        """Keep what a chunk that began at token `start` says of the tokens after it.
+        """Keep what a chunk that began at token `start` says of the tokens after it, from the first one wanted on.
 
         A request that was preempted computes a chunk again; the same places are then written again.
         """
         assert self.prompt_logprobs is not None, f"{self.request_id} did not ask for prompt log-probabilities"
-        for index, position in enumerate(positions, start=start + 1):
+        first = max(start + 1, self.sampling.prompt_logprob_start or 1)
+        for index, position in enumerate(positions, start=first):
             self.prompt_logprobs[index] = decode_logprobs(position, decode)
 
     def output(self, outputs: list[CompletionOutput]) -> RequestOutput:

@@ -157,13 +157,27 @@ def _from_mapping(prompt: Mapping[str, Any]) -> PromptInput:
 
 def _is_token_ids(value: Any) -> bool:
     """Whether this is one prompt as token ids; an empty list is not: it is no prompts at all."""
-    return _is_sequence(value) and len(value) > 0 and isinstance(value[0], numbers.Integral)
+    return _is_sequence(value) and len(value) > 0 and _is_integer(value[0])
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether this is a number without fraction: also an element of an array or of a tensor, of whatever library."""
+    try:
+        operator.index(value)
+    except (TypeError, ValueError):  # a row of a tensor, a float
+        return False
+    return True
 
 
 def _is_sequence(value: Any) -> bool:
     """Whether this can be token ids: a list, an array, not a text nor bytes."""
-    is_other = isinstance(value, str | bytes | bytearray | Mapping)
-    return not is_other and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if isinstance(value, str | bytes | bytearray | Mapping) or not hasattr(value, "__getitem__"):
+        return False
+    try:
+        len(value)
+    except TypeError:  # a tensor or an array that is one number has a length only by name
+        return False
+    return True
 
 
 def _items(values: Any) -> Iterator[Any]:

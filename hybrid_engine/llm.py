@@ -1,34 +1,30 @@
-"""The Python API: `LLM(model).generate / chat / stream`."""
+"""The Python API: `LLM(model).generate / chat / stream / score`."""
 
 from __future__ import annotations
 
 import itertools
-import signal
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Unpack
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.chat_template import ChatTemplate, Messages
+from hybrid_engine.chat_template import ChatTemplate, Messages, read_template
 from hybrid_engine.connectors.tiered import TierStats
 from hybrid_engine.engine import Engine, Prompt
-from hybrid_engine.errors import ConfigError, RequestError
+from hybrid_engine.errors import RequestError
 from hybrid_engine.inputs import PromptInput, PromptLike, as_conversations, as_prompts, as_sampling, is_conversation
+from hybrid_engine.interrupts import interrupts_deferred
 from hybrid_engine.models.base import ModelInfo
 from hybrid_engine.outputs import OutputCollector, RequestOutput
 from hybrid_engine.pinning import Pin, pin_prefix
 from hybrid_engine.plan import MemoryPlan
+from hybrid_engine.progress_bar import progress_bar
 from hybrid_engine.sampling_params import SamplingParams
+from hybrid_engine.scoring import Continuation, ContinuationScore, scoring_request
 from hybrid_engine.startup import (
     EnginePlan,
     EngineSettings,
@@ -38,10 +34,14 @@ from hybrid_engine.startup import (
     start_engine,
 )
 from hybrid_engine.stream import DeltaStream
+from hybrid_engine.turns import EngineTurns
 
 
 class LLM:
-    """A model ready to answer. Several can live in one process; each is to be called from one thread at a time."""
+    """A model ready to answer. Several can live in one process, and several threads may ask one.
+
+    Threads take turns: each step that one of them runs takes along the requests of all.
+    """
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class LLM:
         settings: see EngineSettings.
         Raises ConfigError, also for a setting that doesn't exist, or CheckpointError.
         """
-        self._template = _read_template(chat_template) if isinstance(chat_template, Path) else chat_template
+        self._template = read_template(chat_template) if isinstance(chat_template, Path) else chat_template
         engine, plan = start_engine(make_config(tiny_hybrid.find_model(model), **settings))
         self._set_up(engine, plan)
 
@@ -84,11 +84,13 @@ class LLM:
         self._ids = map(str, itertools.count())
         self._receivers: dict[str, Callable[[RequestOutput], None]] = {}
         self._pins: dict[str, Pin] = {}
+        self._turns = EngineTurns(engine)
         self._chat_template = ChatTemplate(engine.tokenizer, self._template)
 
     def close(self) -> None:
         """Flush the disk cache and end; the model can't be asked any more. Also at the end of a `with` block."""
-        self._engine.close()
+        with self._turns.take() as engine:
+            engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -124,8 +126,9 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, pinned ones and those in host memory and on disk too."""
-        self._engine.reset_prefix_cache()
-        self._pins.clear()
+        with self._turns.take() as engine:
+            engine.reset_prefix_cache()
+            self._pins.clear()
 
     def pin(self, prompt: PromptLike, *, name: str | None = None) -> Pin:
         """Keep a prompt cached, computing it if need be: a system prompt, a document that many will ask about.
@@ -137,8 +140,8 @@ class LLM:
         inputs = as_prompts(prompt)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} prompts were given, pin takes one: call it for each")
-        known = self.as_tokens(inputs[0])
-        return self._pin(known["prompt_token_ids"], known["cache_salt"], name)
+        with self._turns.take() as engine:
+            return self._pin(engine.tokenize(inputs[0].content), inputs[0].cache_salt, name)
 
     def fork(self, output: RequestOutput, *, name: str | None = None, cache_salt: str = "") -> Pin:
         """Pin the end of an answer, so that several continuations start there: prompts that begin with its token_ids.
@@ -148,13 +151,15 @@ class LLM:
         """
         if not output.finished:
             raise RequestError(f"request {output.request_id} has not finished: fork what generate or chat returned")
-        return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
+        with self._turns.take():
+            return self._pin([*output.prompt_token_ids, *output.outputs[0].token_ids], cache_salt, name)
 
     def unpin(self, pin: Pin) -> None:
         """Let a pinned prefix go the way of all others; one that is not pinned any more is ignored."""
-        self._engine.scheduler.coordinator.pins.release(pin.prefix)
-        if self._pins.get(pin.name) is pin:
-            del self._pins[pin.name]
+        with self._turns.take() as engine:
+            engine.scheduler.coordinator.pins.release(pin.prefix)
+            if self._pins.get(pin.name) is pin:
+                del self._pins[pin.name]
 
     @property
     def pins(self) -> Mapping[str, Pin]:
@@ -204,20 +209,25 @@ class LLM:
 
     def as_tokens(self, prompt: PromptInput) -> dict[str, Any]:
         """Return a prompt as a dict that `generate` and `stream` take, its text as token ids."""
+        with self._turns.take() as engine:
+            token_ids = engine.tokenize(prompt.content)
         return {
             "prompt": prompt.text,
-            "prompt_token_ids": self._engine.tokenize(prompt.content),
+            "prompt_token_ids": token_ids,
             "cache_salt": prompt.cache_salt,
-            "message_boundaries": prompt.message_boundaries,
+            "message_boundaries": [int(position) for position in prompt.message_boundaries],
+            "priority": prompt.priority,
         }
 
     def tier_stats(self) -> TierStats | None:
         """Return what the host and disk cache hold and what was moved; None where there is neither."""
-        return self._engine.tier_stats()
+        with self._turns.take() as engine:
+            return engine.tier_stats()
 
     def flush_cache(self) -> None:
         """Have the disk cache keep all that is cached now, whatever becomes of this process."""
-        self._engine.flush_cache()
+        with self._turns.take() as engine:
+            engine.flush_cache()
 
     # What it does
 
@@ -236,17 +246,40 @@ class LLM:
         Raises RequestError, having accepted none of them, when one prompt can't be run; EngineDeadError when a step
         fails. Ctrl-C lets the step in flight end, then aborts the prompts of this call.
         """
+        found = dict(self.as_completed(prompts, sampling_params, progress=progress))
+        return [found[index] for index in range(len(found))]
+
+    def as_completed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Answer all prompts; yield the index and the output of each as soon as it is finished.
+
+        For the arguments and what is raised, at the first output, see `generate`. Closing the iterator aborts the rest.
+        """
         requests = self._requests(prompts, sampling_params)
-        collectors = {request.request_id: OutputCollector() for request in requests}
+        collectors = [OutputCollector() for _ in requests]
+        finished: deque[int] = deque()
+        bar = progress_bar(progress)
         try:
-            self._engine.add_requests(requests)
-            for request_id, collector in collectors.items():
-                self._receivers[request_id] = collector.add
-            self._run(list(collectors), _progress_bar(progress))
+            with self._turns.take() as engine:
+                engine.add_requests(requests)
+                for index, request in enumerate(requests):
+                    self._receivers[request.request_id] = partial(_collect, collectors[index], finished, index)
+            with bar:
+                task = bar.add_task("prompts", total=len(requests))
+                for num_finished in range(1, len(requests) + 1):
+                    while not finished:
+                        self._step()
+                    index = finished.popleft()
+                    bar.update(task, completed=num_finished)
+                    yield index, collectors[index].output()
         finally:
-            for request_id in collectors:
-                self._end(request_id)
-        return [collector.output() for collector in collectors.values()]
+            for request in requests:
+                self._end(request.request_id)
 
     def chat(
         self,
@@ -275,11 +308,38 @@ class LLM:
         if len(requests) != 1:
             raise RequestError(f"{len(requests)} prompts were given, stream answers one: call it for each, or generate")
         (request,) = requests
-        self._engine.add_requests(requests)
         # Only the deltas' inbox is known here, not the stream: one that its reader dropped must go, and abort.
         inbox: deque[RequestOutput] = deque()
-        self._receivers[request.request_id] = inbox.append
+        with self._turns.take() as engine:
+            engine.add_requests(requests)
+            self._receivers[request.request_id] = inbox.append
         return DeltaStream(inbox, step=self._step, abort=partial(self._end, request.request_id))
+
+    def score(
+        self, context: PromptLike, continuations: Sequence[Continuation], *, progress: bool | None = None
+    ) -> list[ContinuationScore]:
+        """Return how likely each continuation of a context is; the context is computed once.
+
+        context: as for `generate`. continuations: texts, or token ids that are taken as they are.
+        Raises RequestError, having accepted none of them, when one has no tokens or doesn't fit.
+        """
+        (scores,) = self.score_batch([(context, continuations)], progress=progress)
+        return scores
+
+    def score_batch(
+        self, contexts: Sequence[tuple[PromptLike, Sequence[Continuation]]], *, progress: bool | None = None
+    ) -> list[list[ContinuationScore]]:
+        """Score several contexts, each with its continuations, all at once; see `score`."""
+        requests = []
+        for context, continuations in contexts:
+            (prompt,) = as_prompts(context)
+            known = self.as_tokens(prompt)
+            requests += [scoring_request(self._engine.tokenizer, known, each) for each in continuations]
+        outputs = self.generate(
+            [request.prompt for request in requests], [request.sampling for request in requests], progress=progress
+        )
+        scores = iter([request.score(output) for request, output in zip(requests, outputs, strict=True)])
+        return [list(itertools.islice(scores, len(continuations))) for _, continuations in contexts]
 
     def apply_chat_template(
         self, messages: Messages, *, chat_template: str | None = None, add_generation_prompt: bool = True
@@ -292,9 +352,10 @@ class LLM:
             raise RequestError(
                 f"messages is {messages!r:.60}, must be a list like [{{'role': 'user', 'content': '…'}}]"
             )
-        return self._chat_template.render(
-            messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
-        )
+        with self._turns.take():
+            return self._chat_template.render(
+                messages, chat_template=chat_template, add_generation_prompt=add_generation_prompt
+            )
 
     # How
 
@@ -315,19 +376,10 @@ class LLM:
             for prompt, params in zip(inputs, as_sampling(sampling, len(inputs)), strict=True)
         ]
 
-    def _run(self, request_ids: Sequence[str], bar: Progress) -> None:
-        with bar:
-            task = bar.add_task("prompts", total=len(request_ids))
-            while any(request_id in self._receivers for request_id in request_ids):
-                self._step()
-                if not bar.disable:
-                    num_left = sum(request_id in self._receivers for request_id in request_ids)
-                    bar.update(task, completed=len(request_ids) - num_left)
-
     def _step(self) -> None:
         """Run one step of all requests in flight and hand each delta to whoever waits for it."""
-        with interrupts_deferred():
-            for delta in self._engine.step():
+        with self._turns.take() as engine, interrupts_deferred():
+            for delta in engine.step():
                 # A stream may have been dropped while the step ran; nobody wants its delta any more.
                 receiver = self._receivers.get(delta.request_id)
                 if receiver is not None:
@@ -336,51 +388,11 @@ class LLM:
                     self._receivers.pop(delta.request_id, None)
 
     def _end(self, request_id: str) -> None:
-        self._engine.abort(request_id)
         self._receivers.pop(request_id, None)
+        self._turns.abort(request_id)
 
 
-def _read_template(path: Path) -> str:
-    if not path.is_file():
-        raise ConfigError(f"chat_template is {path}, which is no file: give a template or the path of one")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat_template is {path}, which can't be read as UTF-8 text: {error}") from error
-
-
-@contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Let what runs inside end before Ctrl-C takes effect: a step cut in two leaves caches that nobody can trust.
-
-    A second Ctrl-C takes effect at once. Outside the main thread, where none arrives, this does nothing.
-    """
-    previous = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(previous):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        caught.append((number, frame))
-        signal.signal(signal.SIGINT, previous)
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if caught:
-        previous(*caught[0])
-
-
-def _progress_bar(wanted: bool | None) -> Progress:
-    is_shown = sys.stderr.isatty() if wanted is None else wanted
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not is_shown,
-    )
+def _collect(collector: OutputCollector, finished: deque[int], index: int, delta: RequestOutput) -> None:
+    collector.add(delta)
+    if delta.finished:
+        finished.append(index)

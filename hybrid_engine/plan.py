@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.errors import CapacityError
 from hybrid_engine.groups.base import GroupManager
 from hybrid_engine.groups.layout import MemoryLayout, share_memory
 from hybrid_engine.groups.spec import Group
@@ -56,6 +57,19 @@ class MemoryPlan:
             is_fitting = self._fits(middle, num_tokens, chunk_tokens, num_states)
             low, high = (middle, high) if is_fitting else (low, middle)
         return low
+
+    def needed_bytes(self, num_requests: int, num_tokens: int, *, num_states: int = 1) -> int:
+        """Return the least memory in which so many requests of num_tokens fit at once, sharing nothing."""
+        each = sum(self.request_bytes(num_tokens, num_states=num_states).values())
+        low, high = 0, 2 * num_requests * each + len(self.groups) * self.layout.regions[0].extent_bytes
+        while high - low > max(1, high >> 10):
+            middle = (low + high) // 2
+            try:
+                fitting = plan_memory(self.groups, middle).num_requests(num_tokens, num_states=num_states)
+            except CapacityError:
+                fitting = 0
+            low, high = (low, middle) if fitting >= num_requests else (middle, high)
+        return high
 
     def _fits(self, num_requests: int, num_tokens: int, chunk_tokens: int, num_states: int) -> bool:
         each = [_num_blocks(manager, num_tokens, chunk_tokens, num_states) for manager in self._coordinator.managers]

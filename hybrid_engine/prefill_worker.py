@@ -1,9 +1,9 @@
 """Computes prompts for other processes: `python -m hybrid_engine.prefill_worker MODEL SETTINGS [TEMPORARY]`.
 
-SETTINGS are those of `LLM`, as JSON, with a `disk_cache`. Each line on stdin is one prompt, {"id": …,
-"prompt_token_ids": […], "cache_salt": …}; each line on stdout says that one is stored, {"id": …, "error": null}, or why
-it isn't. The first line, {"ready": true}, says that the model is loaded. The end of stdin ends the worker, which then
-removes the folder TEMPORARY if it is given.
+SETTINGS are those of `LLM`, as JSON, with a `disk_cache`. Each line on stdin is one prompt, {"id": …} and what
+`LLM.prefill` takes as a dict; each line on stdout says that one is stored, {"id": …, "error": null}, or why it isn't.
+The first line, {"ready": true}, says that the model is loaded. The end of stdin ends the worker, which then removes the
+folder TEMPORARY if it is given.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ class PrefixLookup:
     def find_longest_cache_hit(self, request: Request, *, max_tokens: int | None = None) -> CacheHit:
         """Return the longest hit: the largest position, at most max_tokens, at which every group can go on.
 
-        max_tokens: by default all known tokens but the last, which is always computed, for its logits. Positions are
-        those at which blocks of all groups end, and the checkpoints recorded inside blocks. Only lengths are looked
-        up; `collect_hit` lists the blocks.
+        max_tokens: by default all known tokens but the last, which is always computed, for its logits; fewer where
+        the request wants log-probabilities of its prompt. Positions are those at which blocks of all groups end, and
+        the checkpoints recorded inside blocks. Only lengths are looked up; `collect_hit` lists the blocks.
         """
         hashes = request.block_hashes
-        max_tokens = request.num_tokens - 1 if max_tokens is None else max_tokens
+        max_tokens = request.max_hit_tokens if max_tokens is None else max_tokens
         whole = len(hashes) * self.match_unit_tokens
         reach = [whole] * len(self._managers)
         for i in self._keepers:
@@ -153,7 +153,7 @@ class PrefixLookup:
         else:
             known = self._known_end(request, max(seen.values()))
             kept = min([*(reach[i] for i in self._keepers if seen[i] > reach[i]), known])
-            resumable = self.align(min(min(reach[i] for i in self._keepers), num_tokens - 1))
+            resumable = self.align(min(min(reach[i] for i in self._keepers), request.max_hit_tokens))
         return explain(
             num_tokens=num_tokens,
             hit=hit.num_computed_tokens,
@@ -167,7 +167,7 @@ class PrefixLookup:
         """Return the last position at which all but the window groups could go on."""
         if not any(manager.is_state for manager in self._managers):
             return resumable
-        found = self._longest_checkpoint(request, reach, 0, request.num_tokens - 1, needs_windows=False)
+        found = self._longest_checkpoint(request, reach, 0, request.max_hit_tokens, needs_windows=False)
         return found.position if found else 0
 
     def _known_end(self, request: Request, known: int) -> int:
@@ -183,10 +183,10 @@ class PrefixLookup:
         return known
 
     def shared_tokens(self, request: Request, other: Request) -> int:
-        """Return the last aligned position of both prompts up to which they are equal, the last token of request's not
-        counted."""
+        """Return the last aligned position of both prompts up to which they are equal and a hit of request may
+        reach."""
         ours, theirs = request.block_hashes, other.block_hashes
-        longest = min(request.num_tokens - 1, other.num_prompt_tokens) // self.match_unit_tokens
+        longest = min(request.max_hit_tokens, other.num_prompt_tokens) // self.match_unit_tokens
         # A hash stands for the whole prefix, so that they are equal up to a point and different from there on.
         num_equal = bisect_left(range(longest), True, key=lambda i: ours[i] != theirs[i])
         return self.align(num_equal * self.match_unit_tokens)

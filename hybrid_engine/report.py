@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 from rich import box
 from rich.table import Table
 
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
-from hybrid_engine.models.base import LayerInfo, ModelInfo
+from hybrid_engine.models.base import MLP, LayerInfo, ModelInfo
 from hybrid_engine.startup import EnginePlan
 
 
@@ -53,7 +56,7 @@ def layer_table(info: ModelInfo) -> Table:
 
 
 def _row_cells(layer: LayerInfo) -> tuple[str, ...]:
-    if not layer.has_cache:
+    if layer.kind == MLP:
         return ("its token",) + 5 * ("-",)
     return _attention_cells(layer) if layer.recurrent is None else _state_cells(layer)
 
@@ -102,10 +105,45 @@ def capacity_line(plan: EnginePlan) -> str:
     token_bytes = sum(group.block_bytes // group.block_size for group in plan.memory.groups)
     state_part = f"a state of all recurrent layers {sum(group.block_bytes for group in states):,}; " if states else ""
     one = min(plan.capacity_tokens, plan.max_model_len)
+    aligned = math.lcm(*(group.block_size for group in plan.memory.groups if group.block_size != ENDLESS))
     return (
         f"One request can be {one:,} tokens long (the model reaches {plan.info.max_position_embeddings:,}); "
         f"a token that all layers keep takes {token_bytes:,} bytes; {state_part}"
-        f"{format_bytes(plan.memory.used_bytes)} are used."
+        f"{format_bytes(plan.memory.used_bytes)} are used. The smallest prefix that is found again has {aligned} "
+        f"tokens; where a prompt, a message or an answer ended, a longer one is found to the token."
+    )
+
+
+def extents_line(plan: EnginePlan) -> str:
+    """Say in one line how the memory is cut, and what is lost by it."""
+    (region,) = plan.memory.layout.regions
+    left_over = max(region.left_over(index) for index in range(len(region.group_ids)))
+    null_bytes = region.first_unit * region.unit_bytes
+    unused = plan.memory.memory_bytes - plan.memory.used_bytes
+    return (
+        f"Groups share {region.num_extents:,} extents of {format_bytes(region.extent_bytes)}; at most {left_over:.1%} "
+        f"of one is too short for another block; the null block takes {format_bytes(null_bytes)}, "
+        f"{format_bytes(unused)} are left over at the end."
+    )
+
+
+def group_names(plan: EnginePlan) -> dict[int, str]:
+    """Return a short name for each group: what it keeps, with its number where others keep the same."""
+    reaches = {group.group_id: _spec_reach(group.spec) for group in plan.memory.groups}
+    counts = Counter(reaches.values())
+    return {i: reach if counts[reach] == 1 else f"{reach} ({i})" for i, reach in reaches.items()}
+
+
+def concurrency_line(plan: EnginePlan, num_requests: int, num_tokens: int, *, num_states: int) -> str:
+    """Say whether so many requests of so many tokens fit, which group takes most of it, and what memory would do."""
+    each = plan.memory.request_bytes(num_tokens, num_states=num_states)
+    largest = max(each, key=lambda group_id: each[group_id])
+    fitting = plan.memory.num_requests(num_tokens, num_states=num_states)
+    needed = plan.memory.needed_bytes(num_requests, num_tokens, num_states=num_states)
+    return (
+        f"{num_requests:,} requests of {num_tokens:,} tokens {'fit' if fitting >= num_requests else 'do not fit'}: "
+        f"{fitting:,} do. They take {format_bytes(needed)}, of that {each[largest] / sum(each.values()):.0%} for what "
+        f"'{group_names(plan)[largest]}' keeps."
     )
 
 

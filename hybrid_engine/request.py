@@ -225,8 +225,15 @@ class Request:
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether a hit may be used: prompt log-probabilities need every prompt token computed."""
-        return not self.sampling.skip_reading_prefix_cache and self.sampling.prompt_logprobs is None
+        """Whether a hit may be used: log-probabilities of the whole prompt need every token of it computed."""
+        is_whole_wanted = self.sampling.prompt_logprobs is not None and self.sampling.prompt_logprob_start is None
+        return not self.sampling.skip_reading_prefix_cache and not is_whole_wanted
+
+    @property
+    def max_hit_tokens(self) -> int:
+        """Most tokens that a hit may have: the one before each token to be sampled or scored is computed."""
+        start = self.sampling.prompt_logprob_start
+        return self.num_tokens - 1 if start is None else min(start, self.num_tokens) - 1
 
     def hash_at(self, num_units: int) -> BlockHash:
         """Return the hash of the prefix of num_units match units; the root for none."""

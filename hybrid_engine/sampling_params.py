@@ -105,7 +105,11 @@ class SamplingParams:
     logprobs: int | None = None
     """Report the chosen token's log-probability and those of this many likeliest tokens."""
     prompt_logprobs: int | None = None
-    """The same for each prompt token but the first. The prefix cache is not read for such a request."""
+    """The same for each prompt token but the first. The prefix cache is not read for such a request, unless
+    prompt_logprob_start says from where on they are wanted."""
+    prompt_logprob_start: int | None = None
+    """The first prompt token, counted from 0, to report with prompt_logprobs: those before it get None, and all of them
+    but the last may be found in the prefix cache. None: from the second token on, and the cache is not read."""
     skip_special_tokens: bool = True
     skip_reading_prefix_cache: bool = False
     """Compute the whole prompt even if a prefix is cached (it is cached afterwards all the same)."""
@@ -166,6 +170,10 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(value is None or 0 <= value <= MAX_LOGPROBS, name, value, f"from 0 to {MAX_LOGPROBS}, or None")
+        start = self.prompt_logprob_start
+        _require(start is None or start >= 1, "prompt_logprob_start", start, "at least 1, or None")
+        if start is not None:
+            _require(self.prompt_logprobs is not None, "prompt_logprobs", None, "a number: prompt_logprob_start is set")
         _require(all(self.stop), "stop", self.stop, "strings that are not empty")
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2**63 - 1, or None")
         structured = self.structured_outputs
@@ -179,7 +187,7 @@ MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0
 """Beyond these a finite logit may become infinite."""
 _INTEGERS = ("n", "min_tokens", "top_k")
 _SWITCHES = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "skip_reading_prefix_cache")
-_OPTIONAL_INTEGERS = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL_INTEGERS = ("max_tokens", "seed", "logprobs", "prompt_logprobs", "prompt_logprob_start")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 

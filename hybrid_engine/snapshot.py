@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybrid_engine.engine import Engine
+from hybrid_engine.groups.arena import Arena
 from hybrid_engine.groups.spec import ENDLESS, LayerSpec
 
 
@@ -28,11 +29,6 @@ class GroupUsage:
     """Held by nobody, and found by the prompts that need them."""
     num_empty: int
 
-    @property
-    def held_share(self) -> float:
-        """The part of the group's blocks that requests hold, 0 to 1."""
-        return self.num_held / self.num_blocks
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
@@ -46,6 +42,12 @@ class EngineSnapshot:
     num_recomputed_tokens: int
     num_checkpoints: int
     """Recorded positions that prompts can go on from."""
+    memory_bytes: int
+    """Of all groups' blocks together; it flows between groups that share it."""
+    unowned_bytes: int
+    """Of these, what no group has taken yet."""
+    held_share: float
+    """The part of the memory that running requests hold, 0 to 1; of the fullest region, where there are several."""
     groups: tuple[GroupUsage, ...]
 
 
@@ -53,6 +55,7 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
     """Look at an engine; to be called between two steps."""
     scheduler = engine.scheduler
     coordinator, stats = scheduler.coordinator, scheduler.stats
+    arenas = coordinator.memory.arenas
     return EngineSnapshot(
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
@@ -61,8 +64,15 @@ def take_snapshot(engine: Engine) -> EngineSnapshot:
         num_preemptions=stats.num_preemptions,
         num_recomputed_tokens=stats.num_recomputed_tokens,
         num_checkpoints=sum(1 for _ in coordinator.checkpoints),
+        memory_bytes=sum(arena.num_extents * arena.region.extent_bytes for arena in arenas),
+        unowned_bytes=sum(arena.num_unowned * arena.region.extent_bytes for arena in arenas),
+        held_share=max(map(_held_share, arenas)),
         groups=tuple(_usage(engine, index) for index in range(len(coordinator.groups))),
     )
+
+
+def _held_share(arena: Arena) -> float:
+    return sum(pool.num_extents_for(pool.num_held) for pool in arena.pools) / arena.num_extents
 
 
 def _usage(engine: Engine, index: int) -> GroupUsage:

@@ -19,7 +19,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.config import CacheConfig, SchedulerConfig, SpeculativeConfig, require_integers, require_path
+from hybrid_engine.config import (
+    CacheConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    errors_in_words_of,
+    require_integers,
+    require_path,
+)
 from hybrid_engine.connectors.setup import open_connector, with_folder_key
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.detokenizer import fast_tokenizer
@@ -155,27 +162,29 @@ SCHEDULER_SETTINGS = {
 
 def make_config(model: str | Path, **settings: Unpack[EngineSettings]) -> EngineConfig:
     """Put settings into one config. Raises ConfigError for one that doesn't exist or is out of its range."""
-    given: dict[str, Any] = dict(settings)
-    for name in given:
+    for name in settings:
         if name not in EngineSettings.__annotations__:
             near = difflib.get_close_matches(name, EngineSettings.__annotations__, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(EngineSettings.__annotations__)}"
             raise ConfigError(f"{name!r} is no setting; {hint}")
-    for name in BYTE_SETTINGS:
-        if given.get(name, 0) is None:
-            del given[name]
-        elif name in given:
-            given[name] = parse_bytes(given[name])
+    has_default = (*BYTE_SETTINGS, "async_depth")
+    given: dict[str, Any] = {
+        name: value for name, value in settings.items() if value is not None or name not in has_default
+    }
+    given |= {name: parse_bytes(given[name]) for name in BYTE_SETTINGS if name in given}
     require_path("disk_cache", given.get("disk_cache"))
     if given.get("disk_cache") is not None:
         given["disk_cache"] = str(Path(given["disk_cache"]).expanduser())
+    elif "disk_cache_bytes" in given:
+        raise ConfigError(
+            f"disk_cache_bytes is {given['disk_cache_bytes']} and there is no disk_cache: name its folder"
+        )
     cache = {ours: given.pop(name) for name, ours in CACHE_SETTINGS.items() if name in given}
     scheduler = {ours: given.pop(name) for name, ours in SCHEDULER_SETTINGS.items() if name in given}
-    if scheduler.get("async_depth", 0) is None:
-        del scheduler["async_depth"]
     if isinstance(given.get("speculative"), SpeculativeConfig):
         scheduler["draft_slots"] = given["speculative"].num_speculative_tokens
-    return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
+    with errors_in_words_of(CACHE_SETTINGS | SCHEDULER_SETTINGS):
+        return EngineConfig(model, cache=CacheConfig(**cache), scheduler=SchedulerConfig(**scheduler), **given)
 
 
 @dataclass(frozen=True)
@@ -381,8 +390,7 @@ def _resolve_dtype(model_config: Mapping[str, Any], dtype: str) -> torch.dtype:
 def _free_memory_bytes() -> int:
     """Return what this process can still take: of the machine's memory and, in a container, of its limit."""
     free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
+    if (meminfo := Path("/proc/meminfo")).exists():
         free += [int(kib) * 1024 for kib in re.findall(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
 
 from hybrid_engine.step_plan import StepPlan, StepResult, TransferPlan
@@ -69,6 +69,10 @@ class StepPipeline:
         """Wait for the oldest launched step and return what it found, or raise what it raised."""
         plan, result = self._launched.popleft()
         return plan, result.result() if isinstance(result, Future) else result
+
+    def wait(self) -> None:
+        """Return when all that was launched has run, however it ended; the results stay to be taken."""
+        wait([result for _, result in self._launched if isinstance(result, Future)])
 
     def _execute(self, plan: StepPlan) -> StepResult:
         # A step that was launched behind one that failed would read caches that nobody can trust.

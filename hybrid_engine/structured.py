@@ -60,6 +60,10 @@ class GrammarState:
             self._find_forbidden()
         else:
             self._fail()
+        if self.finish_reason == "error" and self._eos_token_ids:
+            # A step samples a token all the same, and it is reported: let it be one without a text.
+            self.forbidden_V = np.ones(vocab_size, bool)
+            self.forbidden_V[self._eos_token_ids] = False
 
     def advance(self, token_id: int) -> None:
         """Take in the token that was chosen; a draft that was turned down is none. After the end: does nothing."""
@@ -127,7 +131,11 @@ class Grammars:
         self, params: StructuredOutputsParams, output_token_ids: Sequence[int], *, ignore_eos: bool = False
     ) -> GrammarState:
         """Return the state of an answer that has these tokens already (those from before a preemption)."""
-        return self._state(self._compiled(params), output_token_ids, ignore_eos=ignore_eos)
+        state = self._state(self._compiled(params), output_token_ids, ignore_eos=ignore_eos)
+        if state.finish_reason == "error":
+            # Copies share what they work out, and the limit on it: other answers may have used it up.
+            state = self._state(self._compile(params), output_token_ids, ignore_eos=ignore_eos)
+        return state
 
     def _state(
         self, compiled: LLMatcher, output_token_ids: Sequence[int] = (), *, ignore_eos: bool = False
@@ -148,9 +156,10 @@ class Grammars:
         matcher = LLMatcher(vocabulary, _as_llguidance(params), log_level=0, limits=self._limits)
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
-        state = self._state(matcher)
-        if state.finish_reason is not None:
-            raise _refused(params, state.failure or "it allows no answer but the empty one")
+        # Twice: what is forced is worked out far ahead, and a grammar too large for that fails from then on.
+        for state in (self._state(matcher), self._state(matcher)):
+            if state.finish_reason is not None:
+                raise _refused(params, state.failure or "it allows no answer but the empty one")
         return matcher
 
     def _prepared(self) -> LLTokenizer:

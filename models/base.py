@@ -21,8 +21,8 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 MAMBA, MAMBA2, SHORT_CONV = "mamba", "mamba2", "conv"
 MLP = "mlp"
 """A layer that mixes no tokens and so keeps nothing."""
-DELTA_NET, LIGHTNING = "delta_net", "lightning"
-RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET, LIGHTNING)
+DELTA_NET, LIGHTNING, RG_LRU = "delta_net", "lightning", "rg_lru"
+RECURRENT = (MAMBA, MAMBA2, SHORT_CONV, DELTA_NET, LIGHTNING, RG_LRU)
 """Kinds of layers that keep one state, whatever the number of tokens."""
 
 
@@ -181,6 +181,24 @@ class LatentInfo:
 
 
 @dataclass(frozen=True)
+class RgLruInfo:
+    """What a real-gated linear recurrent unit is made of (RecurrentGemma)."""
+
+    num_conv_channels: int
+    """All of its channels are convolved."""
+    conv_width: int
+    """Inputs that the convolution sees, the token's own counted."""
+    num_blocks: int
+    """Equal slices of the channels, whose gates see their own slice alone."""
+    has_conv_bias: bool = True
+
+    @property
+    def ssm_shape(self) -> tuple[int, ...]:
+        """The recurrent state: a number a channel."""
+        return (self.num_conv_channels, 1)
+
+
+@dataclass(frozen=True)
 class LayerInfo:
     """One row of the layer table: what mixes a layer's tokens. A layer that does it in two ways has two rows."""
 
@@ -204,6 +222,8 @@ class LayerInfo:
     """What a gated delta net is made of."""
     lightning: LightningInfo | None = None
     """What lightning attention is made of."""
+    rg_lru: RgLruInfo | None = None
+    """What a real-gated linear recurrent unit is made of."""
     num_experts: int = 0
     """Experts of the layer's MLP; 0: a dense one or none."""
     v_head_size: int | None = None
@@ -216,9 +236,9 @@ class LayerInfo:
     """The earlier layer whose keys and values this one reads; it then keeps none itself."""
 
     @property
-    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | LightningInfo | None:
+    def recurrent(self) -> MambaInfo | ShortConvInfo | DeltaNetInfo | LightningInfo | RgLruInfo | None:
         """What a layer that keeps one state is made of; None for attention."""
-        return self.mamba or self.short_conv or self.delta_net or self.lightning
+        return self.mamba or self.short_conv or self.delta_net or self.lightning or self.rg_lru
 
     @property
     def has_cache(self) -> bool:

@@ -21,11 +21,13 @@ from hybrid_engine.models.base import (
     MAMBA2,
     MLP,
     RECURRENT,
+    RG_LRU,
     SLIDING,
     DeltaNetInfo,
     LayerInfo,
     LightningInfo,
     MambaInfo,
+    RgLruInfo,
     ShortConvInfo,
 )
 from hybrid_engine.models.fields import COUNT, FIELDS, FIELDS_INSIDE, check_field, check_fields
@@ -143,13 +145,20 @@ def resolve(
     short_conv: ShortConvInfo | None = None,
     delta_net: DeltaNetInfo | None = None,
     lightning: LightningInfo | None = None,
+    rg_lru: RgLruInfo | None = None,
 ) -> DecoderConfig:
     """What every decoder has; architectures replace the fields in which they differ.
 
     values: a text config with its defaults filled in. kinds: each layer's kind. mamba, short_conv and so on:
     what its recurrent layers are. Raises ConfigError for a value that can't be or isn't supported.
     """
-    recurrent = {"mamba": mamba, "short_conv": short_conv, "delta_net": delta_net, "lightning": lightning}
+    recurrent = {
+        "mamba": mamba,
+        "short_conv": short_conv,
+        "delta_net": delta_net,
+        "lightning": lightning,
+        "rg_lru": rg_lru,
+    }
     layers = layer_table(values, kinds, recurrent)
     if any((mamba, delta_net, lightning)) and activation_of(values) != "silu":
         raise ConfigError(f"the activation is {values['hidden_act']!r}, the recurrent layers want silu")
@@ -245,7 +254,7 @@ def listed_kinds(
     layer_types: Sequence[str], num_layers: int, *, known: tuple[str, ...] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
     """`layer_types`, checked. known: the kinds that the architecture has; at most one of them is recurrent."""
-    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET, LIGHTNING)]
+    mambas = [kind for kind in known if kind in (MAMBA, MAMBA2, DELTA_NET, LIGHTNING, RG_LRU)]
     names = {**LEGACY_KINDS, **{name: kind for kind in mambas for name in RECURRENT_NAMES}}
     kinds = tuple(names.get(kind, kind) for kind in layer_types)
     if len(kinds) != num_layers:

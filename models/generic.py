@@ -30,8 +30,10 @@ ROPES_BY_LENGTH = ("dynamic", "longrope")
 CHECK_TOKENS = 24
 CHECK_STEPS = (((0, 7), (0, 3)), ((7, 8), (3, 16)), ((8, 24), (16, 24)))
 """Steps of the check: from where to where each of two texts is computed."""
-TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.15}
-"""Of the logits' deviation. Rounding to bfloat16 in two orders differs by some hundredths, a wrong position by more."""
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+"""Of the logits' deviation, by a token's worst one: of the worst token in float32; of the median token in bfloat16,
+where rounding may make a router choose other experts for some. Of 70 tiny models in bfloat16 the right ones differ
+by 0.23 at most, the wrong ones by 1.3 at least."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Step:
     """By layer index."""
     batch: ForwardBatch | None = None
     """None: the model is being traced."""
+    is_causal: bool = True
+    """Whether no layer's attention says that it looks ahead."""
 
 
 class Handed(BaseModelOutputWithPast):
@@ -80,6 +84,7 @@ def attend(
     index: int = module.layer_idx  # type: ignore[assignment]
     q_THD, k_TKD, v_TKD = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
     if step.batch is None:
+        step.is_causal &= getattr(module, "is_causal", True) is not False
         step.rows[index] = LayerInfo(
             index=index,
             kind=FULL,
@@ -129,7 +134,11 @@ class Generic(Model):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run the batch, write its keys and values into the caches: hidden_TE after the final norm."""
         self.step.batch = batch
-        output = self.decoder(input_ids=batch.token_ids_T[None], position_ids=batch.positions_T[None], use_cache=False)
+        try:
+            ids_1T, positions_1T = batch.token_ids_T[None], batch.positions_T[None]
+            output = self.decoder(input_ids=ids_1T, position_ids=positions_1T, use_cache=False)
+        finally:
+            self.step.batch = None
         return output.last_hidden_state[0]
 
     def logits(self, hidden_XE: Tensor) -> Tensor:
@@ -152,7 +161,8 @@ class Generic(Model):
         except Exception as error:
             raise refused(kind, f"its code fails with our attention ({type(error).__name__}: {error})") from error
         for logits_TV, wanted_TV in zip(found, expected, strict=True):
-            difference = ((logits_TV - wanted_TV).abs().max() / wanted_TV.std()).item()
+            by_token_T = (logits_TV - wanted_TV).abs().max(1).values / wanted_TV.std()
+            difference = (by_token_T.max() if self.dtype == torch.float32 else by_token_T.median()).item()
             if not difference <= TOLERANCES[self.dtype]:
                 raise refused(
                     kind,
@@ -269,14 +279,16 @@ def info_of(causal: Any, kind: str) -> ModelInfo:
     num_layers = config.num_hidden_layers
     if sorted(step.rows) != list(range(num_layers)):
         raise refused(kind, f"{len(step.rows)} of its {num_layers} layers attend through transformers' interface")
+    if not step.is_causal:
+        raise refused(kind, "its layers look ahead, too")
     return ModelInfo(
         architecture=kind,
         layers=tuple(with_kind(step.rows[index], config, kind) for index in range(num_layers)),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         max_position_embeddings=getattr(config, "max_position_embeddings", None) or 1 << 20,
-        eos_token_ids=token_ids(config.eos_token_id),
-        bos_token_id=config.bos_token_id,
+        eos_token_ids=token_ids(getattr(config, "eos_token_id", None)),
+        bos_token_id=getattr(config, "bos_token_id", None),
         num_parameters=causal.num_parameters(),
     )
 

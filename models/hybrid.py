@@ -20,10 +20,11 @@ from hybrid_engine.models.layers.mamba import MambaMixer
 from hybrid_engine.models.layers.mamba2 import Mamba2Mixer
 from hybrid_engine.models.layers.mlp import GatedMlp
 from hybrid_engine.models.layers.norm import Norm
+from hybrid_engine.models.layers.rg_lru import RgLruMixer
 from hybrid_engine.models.layers.short_conv import ShortConv
 from hybrid_engine.models.layers.sliced_mamba import SlicedMambaMixer
 
-Mixer = Attention | LatentAttention | MambaMixer | SlicedMambaMixer | Mamba2Mixer | ShortConv | DeltaNet
+Mixer = Attention | LatentAttention | MambaMixer | SlicedMambaMixer | Mamba2Mixer | ShortConv | DeltaNet | RgLruMixer
 
 
 def make_mixer(info: LayerInfo, config: DecoderConfig, *, layer: str | None = None) -> Mixer:

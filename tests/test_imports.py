@@ -40,7 +40,7 @@ BOOKKEEPING = PLAIN | {
     "plan",
     "invariants",
 }
-API = {"", "config", "errors", "llm", "outputs", "sampling_params", "startup", "stream"}
+API = {"", "config", "errors", "llm", "outputs", "sampling_params", "scoring", "startup", "stream"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors", "groups.spec"},
@@ -89,7 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "request",
         "step_plan",
     },
-    "plan": {"coordinator", "groups"},
+    "plan": {"coordinator", "errors", "groups"},
     "invariants": {"coordinator", "groups", "request"},
     "holders": {"config", "coordinator", "request", "step_plan", "waiting_queue"},
     "progress": {"coordinator", "request"},
@@ -149,25 +149,33 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"structured", "tiny_hybrid", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
+    "interrupts": set(),
     "message_boundaries": set(),
+    "scoring": {"errors", "inputs", "outputs", "sampling_params"},
+    "turns": {"engine"},
+    "progress_bar": set(),
     "llm": {
+        "progress_bar",
+        "turns",
         "chat_template",
         "connectors.tiered",
         "engine",
         "errors",
         "inputs",
+        "interrupts",
         "models.base",
         "outputs",
         "pinning",
         "plan",
         "sampling_params",
+        "scoring",
         "startup",
         "stream",
         "tiny_hybrid",
     },
-    "tiny_hybrid": set(),
+    "tiny_hybrid": {"config"},
     "async_engine": {"engine", "errors", "outputs", "startup", "tiny_hybrid"},
-    "snapshot": {"engine", "groups.spec"},
+    "snapshot": {"engine", "groups"},
     "chat_template": {"errors", "message_boundaries"},
     "": {"config", "llm", "outputs", "sampling_params"},
     "prefill_worker": API,
@@ -176,7 +184,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
     "families": {"groups.spec", "models"},
     "demo": API | {"report"},
-    "server": API | {"async_engine", "chat_template", "engine", "explanation", "report", "snapshot", "tiny_hybrid"},
+    "server": API
+    | {"async_engine", "chat_template", "engine", "explanation", "pinning", "report", "snapshot", "tiny_hybrid"},
+    "evals": API | {"groups.spec", "report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
@@ -184,7 +194,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"}
     # A prefix benchmark with real weights puts its answers into the runner, which no public API lets it do.
     | {"tiny_hybrid"},
-    "cli": API | {"bench", "chat", "demo", "families", "report", "server", "tiny_hybrid"},
+    "cli": API | {"bench", "chat", "demo", "evals", "families", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
 TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")

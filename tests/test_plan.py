@@ -1,6 +1,6 @@
 import pytest
 from bookkeeping import chunked, full, sliding, state
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_engine.errors import CapacityError
@@ -51,6 +51,7 @@ def test_windows_alone_reach_any_length():
     assert plan.capacity_tokens == NEVER
 
 
+@settings(deadline=None)
 @given(memory_bytes=st.integers(50_000, 10**9))
 def test_any_plan_fits_and_gives_every_group_a_block(memory_bytes):
     groups = group_layers({0: full(), 1: sliding(100), 2: chunked(64, 32), 3: full(32)})
@@ -58,3 +59,11 @@ def test_any_plan_fits_and_gives_every_group_a_block(memory_bytes):
     plan.layout.check()
     assert plan.used_bytes <= memory_bytes
     assert plan.capacity_tokens >= 1
+
+
+@pytest.mark.parametrize("num_requests", [1, 40])
+def test_the_memory_that_is_needed_holds_so_many_requests_and_a_little_less_does_not(num_requests):
+    groups = group_layers({0: full(), 1: state(size=64)})
+    needed = plan_memory(groups, 1_000_000).needed_bytes(num_requests, 1000, num_states=2)
+    assert plan_memory(groups, needed).num_requests(1000, num_states=2) >= num_requests
+    assert plan_memory(groups, int(0.97 * needed)).num_requests(1000, num_states=2) < num_requests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -114,35 +115,41 @@ def _logged(row: Row, time_s: float, start_s: float, conversations: _Conversatio
 
 
 class _Conversations:
-    """Tells which earlier call a prompt goes on from: the longest whose whole prompt it begins with."""
+    """Tells what a call came after, so that a replay keeps the log's order: calls of one session follow each other.
+
+    A call that came while nothing was in flight goes on with the session whose call had ended last. Otherwise it goes
+    on with the conversation that it is a turn of: the longest earlier prompt that it begins with.
+    """
 
     def __init__(self, scope: str) -> None:
         self._scope = scope
         self._ends: list[int] = []
         """The numbers of prompts' last tokens, ascending."""
-        self._by_end: dict[int, tuple[str, float]] = {}
-        """By the number of its prompt's last token: a conversation, and when its last call ended."""
-        self._num_conversations = 0
+        self._session_of: dict[int, str] = {}
+        """By the number of a prompt's last token."""
+        self._ended_s: dict[str, float] = {}
+        """When the last call of each session had ended."""
 
     def place(
         self, runs: Sequence[tuple[int, int]], num_prompt: int, start_s: float, end_s: float
     ) -> tuple[str, float | None]:
         """Return a call's session and, where it goes on with one, the seconds since its last call had ended."""
         prompt = _first_tokens(runs, num_prompt)
+        last_to_end = max(self._ended_s, key=self._ended_s.__getitem__, default=None)
+        if last_to_end is not None and self._ended_s[last_to_end] <= start_s:
+            session = last_to_end
+        else:
+            before = self._find(_first_tokens(prompt, num_prompt - 1))
+            session = self._session_of[before] if before is not None else ""
+        think_s = start_s - self._ended_s.get(session, math.inf)
+        if think_s < 0:
+            session, think_s = f"{self._scope}, session {len(self._ended_s) + 1}", math.nan
         last = sum(prompt[-1]) - 1
-        before = self._find(_first_tokens(prompt, num_prompt - 1))
-        session, think_s = None, None
-        if before is not None and self._by_end[before][1] <= start_s:
-            session, ended_s = self._by_end.pop(before)
-            self._ends.remove(before)
-            think_s = start_s - ended_s
-        if session is None:
-            self._num_conversations += 1
-            session = f"{self._scope}, conversation {self._num_conversations}"
-        if last not in self._by_end:
+        if last not in self._session_of:
             insort(self._ends, last)
-        self._by_end[last] = session, end_s
-        return session, think_s
+        self._session_of[last] = session
+        self._ended_s[session] = end_s
+        return session, None if math.isnan(think_s) else think_s
 
     def _find(self, runs: Sequence[tuple[int, int]]) -> int | None:
         for first, count in reversed(runs):

@@ -18,8 +18,10 @@ from rich.progress import Progress
 from hybrid_engine.bench import report
 from hybrid_engine.bench.prefix_command import add_prefix
 from hybrid_engine.bench.report import Report
+from hybrid_engine.bench.serving import command as serving
 
 app = typer.Typer(help="Measure what anybody can measure again.", no_args_is_help=True, add_completion=False)
+app.command()(serving.serve)
 
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")]
 MarkdownOption = Annotated[Path | None, typer.Option("--markdown", help="Write a page for docs/results to this file.")]
@@ -110,6 +112,14 @@ def speculation(
     method = "ngram" if draft_model is None else "draft_model"
     config = SpeculativeConfig(method, num_speculative_tokens, draft_model)
     _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, speculative=config), json, markdown)
+
+
+@app.command()
+def overhead(rounds: RoundsOption = 5, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
+    """What HTTP costs: a server of the tiny hybrid beside `LLM.generate`, in turns."""
+    from hybrid_engine.bench import overhead as bench
+
+    _show(bench.run(num_rounds=rounds), json, markdown)
 
 
 @app.command()

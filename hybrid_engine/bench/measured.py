@@ -62,7 +62,7 @@ class MeasuredRunner:
             )
         self._sampler.answers[request.request_id] = tokens
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, *, most_steps: int, most_s: float) -> StepResult:
         return self._runner.execute(plan)
 
     def end(self, request: Request) -> None:

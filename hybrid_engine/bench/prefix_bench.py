@@ -46,7 +46,7 @@ class Bench:
     """A name of geometry.CONFIGS, or the path of a config.json, a folder or a .gguf file."""
     memories: Sequence[str] = ("10%", "25%", "50%")
     """Sizes like '40GiB', or shares of the working set."""
-    policies: Sequence[str] = ("lru",)
+    policies: Sequence[str] = ("valued", "lru")
     """Names of eviction policies, 'clairvoyant' among them if that is to have runs of its own."""
     hardware: Hardware = HARDWARE["h200"]
     concurrency: int = 16

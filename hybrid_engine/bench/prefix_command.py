@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
+
+from hybrid_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from hybrid_engine.bench.prefix_bench import MakeRunner
@@ -142,7 +145,9 @@ def prefix(
     memory: Annotated[
         str, typer.Option(help="Cache memory, like 40GiB, or a share of the working set; several with commas.")
     ] = "10%,25%,50%",
-    policy: Annotated[str, typer.Option(help="Eviction policies; several with commas.")] = "lru",
+    policy: Annotated[
+        str, typer.Option(help="Eviction policies: valued, lru, flop_aware, clairvoyant; several with commas.")
+    ] = "valued,lru",
     clairvoyant: Annotated[bool, typer.Option(help="Also run who knows the future, to compare with.")] = True,
     concurrency: Annotated[int, typer.Option(help="Conversations at once.", min=1)] = 16,
     pace: Annotated[str, typer.Option(help="trace: arrivals and think times are kept; fast: as fast as it goes.")] = (
@@ -176,6 +181,8 @@ def prefix(
     from hybrid_engine.bench.workload_reading import make_workload, read_workload
     from hybrid_engine.tiny_hybrid import find_model
 
+    if html is not None and not (find_spec("matplotlib") and find_spec("jinja2")):
+        raise ConfigError("--html needs matplotlib and jinja2: pip install 'hybrid-engine[bench]', or leave it out")
     path = str(find_model(model))
     if trace is None:
         items = make_workload(workload, seed=seed, num_sessions=sessions)

@@ -6,10 +6,12 @@ they can. What is hit is compared with what a cache of unlimited memory would ha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, repeat
+from itertools import count, islice, repeat
+from operator import add
 from typing import Any, Protocol
 
 from hybrid_engine.bench.future import Future
@@ -38,6 +40,8 @@ MAX_MODEL_LEN = 2**30
 UNLIMITED = 0
 """As a memory size: so much that nothing is ever given up."""
 DEFAULT_POLICY = "lru"
+MAX_STEPS_AT_ONCE = 32
+"""Requests take the memory of so many tokens before their time, at most."""
 EVICTED_KEYS = 2**22
 """Keys remembered of what was given up: enough to tell it from what was never seen in a trace of many hours."""
 
@@ -48,8 +52,12 @@ class Runner(Protocol):
     def begin(self, request: Request, answer: Iterator[int]) -> None:
         """Take in a request; its answer is this, whatever is computed."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run a step; the result says how long it took."""
+    def execute(self, plan: StepPlan, *, most_steps: int, most_s: float) -> StepResult:
+        """Run a step; the result says how long it took.
+
+        most_steps, most_s: so many steps, and so much time, in which nothing happens but that each request of the plan
+        gets one more token; whoever only pretends may do several of these at once.
+        """
 
     def end(self, request: Request) -> None:
         """Forget a request that has ended."""
@@ -63,27 +71,56 @@ class Clock(Protocol):
 
 
 class ModelledRunner:
-    """Computes nothing: answers what it was told to, and takes as long as the clock says."""
+    """Computes nothing: answers what it was told to, and takes as long as the clock says.
+
+    Steps in which every request gets one more token, and nobody else waits, are made several at once: the requests
+    get their tokens together, and the time of all of them has passed. The next step then has several tokens of each
+    to compute, of which all but the last are paid for.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._answers: dict[str, Iterator[int]] = {}
+        self._num_paid: dict[str, int] = {}
+        """Tokens of each request that were given before their time, and whose time has passed."""
 
     def begin(self, request: Request, answer: Iterator[int]) -> None:
         self._answers[request.request_id] = answer
+        self._num_paid[request.request_id] = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        answers = self._answers
+    def execute(self, plan: StepPlan, *, most_steps: int, most_s: float) -> StepResult:
+        seconds, num_steps = self._pay(plan), 1
+        if most_steps > 1:
+            # In the middle of them, requests are longer by half of what they get.
+            ends = tuple(map(add, plan.num_computed_tokens, plan.num_scheduled_tokens))
+            middle = tuple([end + most_steps // 2 for end in ends])
+            step_s = self._clock.seconds(middle, (1,) * len(ends), len(ends))
+            in_time = (most_s - seconds) / step_s if step_s else math.inf
+            num_steps = 1 + int(max(0, min(most_steps - 1, in_time)))
+            seconds += (num_steps - 1) * step_s
+            self._num_paid.update(dict.fromkeys(plan.request_ids, num_steps - 1))
         sampled: dict[RequestId, tuple[int, ...]] = {
-            each: (next(answers[each]),)
+            each: tuple(islice(self._answers[each], num_steps))
             for each, is_sampled in zip(plan.request_ids, plan.is_sampled, strict=True)
             if is_sampled
         }
-        seconds = self._clock.seconds(plan.num_computed_tokens, plan.num_scheduled_tokens, len(sampled))
         return StepResult(plan.step_id, sampled, seconds=seconds)
+
+    def _pay(self, plan: StepPlan) -> float:
+        """Return how long a step takes without what is paid for."""
+        positions, counts = list(plan.num_computed_tokens), list(plan.num_scheduled_tokens)
+        for index, request_id in enumerate(plan.request_ids):
+            if num_paid := min(self._num_paid[request_id], counts[index]):
+                self._num_paid[request_id] -= num_paid
+                positions[index] += num_paid
+                counts[index] -= num_paid
+        if not any(counts):
+            return 0.0
+        return self._clock.seconds(tuple(positions), tuple(counts), sum(plan.is_sampled))
 
     def end(self, request: Request) -> None:
         del self._answers[request.request_id]
+        del self._num_paid[request.request_id]
 
 
 @dataclass(frozen=True)
@@ -236,6 +273,7 @@ class Run:
         self._infinite = InfiniteCache()
         self._now = 0.0
         coordinator.checkpoints.facts.clock = lambda: self._now
+        self._num_steps = 0
         self._in_flight: dict[str, tuple[str, int, float]] = {}
         """By request: its session, which of its calls it is, and when it was submitted."""
         self._first_token_s: dict[str, float] = {}
@@ -264,6 +302,8 @@ class Run:
     def _submit(self, item: WorkItem, following: WorkItem | None) -> bool:
         turn = self._num_calls.get(item.session, 0)
         self._num_calls[item.session] = turn + 1
+        if self._recorded is not None:
+            self._recorded.note_call((item.session, turn))
         if self._future is not None:
             self._future.pass_call((item.session, turn))
         tokens, answer = self._naming.tokens(item, following)
@@ -292,14 +332,31 @@ class Run:
 
     def _step(self) -> None:
         plan = self._scheduler.schedule()
-        result = self._runner.execute(plan)
+        most_s = math.inf if self._sessions.next_time is None else self._sessions.next_time - self._now
+        result = self._runner.execute(plan, most_steps=self._most_steps(plan), most_s=most_s)
         self._now += result.seconds
+        if not all(plan.is_sampled):
+            # Some are in the middle of a prompt: the step is about computing tokens.
+            cost = self._coordinator.checkpoints.facts.cost
+            cost.note_step(plan.num_computed_tokens, plan.num_scheduled_tokens, result.seconds)
+        self._num_steps += len(next(iter(result.sampled.values()), (0,)))
         for update in self._scheduler.update(plan, result):
             request_id = update.request.request_id
             if request_id not in self._first_token_s:
                 self._first_token_s[request_id] = self._now
             if update.finish_reason is not None:
                 self._finish(update.request)
+
+    def _most_steps(self, plan: StepPlan) -> int:
+        """Return in how many steps from now on each request of the plan will just get one more token."""
+        running = self._scheduler.running
+        if self._scheduler.num_waiting or not all(plan.is_sampled) or len(plan.request_ids) < len(running):
+            return 1
+        # A first token has a time of its own; and a last one is alone, so that all before it are computed.
+        if any(request.num_output_tokens == 0 for request in running):
+            return 1
+        left = min(request.max_total_tokens - request.num_tokens for request in running) - 1
+        return max(1, min(left, MAX_STEPS_AT_ONCE))
 
     def _finish(self, request: Request) -> None:
         session, turn, submitted_s = self._in_flight.pop(request.request_id)
@@ -311,7 +368,7 @@ class Run:
         self._infinite.add(tokens, len(tokens) - 1)
         if self._recorded is not None:
             unit = self._coordinator.match_unit_tokens
-            self._recorded.note_use((session, turn), request, submitted_s, unit_tokens=unit)
+            self._recorded.note_use((session, turn), request, unit_tokens=unit)
         self._runner.end(request)
         self._sessions.end(session, self._now)
         self._on_request()
@@ -319,7 +376,7 @@ class Run:
     def _result(self, processor_s: float) -> PrefixRun:
         self._recorder.finish()
         totals, stats = self._recorder.totals, self._scheduler.stats
-        totals.num_steps = stats.num_steps
+        totals.num_steps = self._num_steps
         totals.num_computed_tokens = stats.num_computed_tokens
         totals.num_recomputed_tokens = stats.num_recomputed_tokens
         totals.num_preemptions = stats.num_preemptions

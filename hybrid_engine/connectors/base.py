@@ -56,9 +56,9 @@ class KVConnector(Protocol):
     def find(self, request: Request, num_local_tokens: int) -> int:
         """Return how many tokens it can bring beyond the first num_local_tokens, which blocks of all groups end at.
 
-        At most all known tokens but the last; 0: none. For models with recurrent states the end must be a position
-        whose states it has. Asked again whenever the request is looked at anew; must change nothing
-        that another answer depends on (its own counters it may).
+        Together at most `request.max_hit_tokens`: as a rule all known tokens but the last. 0: none. For models with
+        recurrent states the end must be a position whose states it has. Asked again whenever the request is looked at
+        anew; must change nothing that another answer depends on (its own counters it may).
         """
 
     def start_load(self, load: KVLoad) -> None:

@@ -38,6 +38,7 @@ FLUSH_BYTES = 64 << 20
 class TierStats:
     """Counters since the connector was made, and what it has measured."""
 
+    has_disk: bool
     host_bytes: int
     disk_bytes: int
     """Of files; what waits to be written is not counted."""
@@ -259,6 +260,7 @@ class TieredConnector(Stored):
         """Return what the tiers hold and what has been moved."""
         host, disk = self.store.host, self.store.disk
         return TierStats(
+            has_disk=disk is not None,
             host_bytes=host.num_bytes if host is not None else 0,
             disk_bytes=disk.num_bytes if disk is not None else 0,
             num_saved=self.num_saved,

@@ -15,7 +15,7 @@ Id 0 is the null block of every group: never read, and written only by rows that
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -179,28 +179,14 @@ def share_memory(groups: Sequence[Group], memory_bytes: int) -> MemoryLayout:
 
 
 def _choose_extent_bytes(strides: Sequence[int], num_bytes: int) -> int:
-    """Return the extent's size: as little as can be is left over in the extents, and in each group's last extent.
+    """Return the extent's size: the least multiple of the largest block that leaves over at most MAX_LEFT_OVER.
 
-    It is a multiple of the largest block that leaves over at most MAX_LEFT_OVER, unless so few of those fit that not
-    every group could have one.
+    Where memory is so small that not every group could have such an extent, the multiple that leaves over least.
     """
-
-    def cost(extent_bytes: int) -> float:
-        in_last_extents = (len(strides) - 1) * extent_bytes / max(1, num_bytes)
-        return _left_over(strides, extent_bytes) + in_last_extents
-
-    candidates = list(_candidates(strides))
-    fitting = [size for size in candidates if num_bytes // size >= len(strides)] or candidates[:1]
+    sizes = [count * max(strides) for count in range(1, MAX_LARGEST_BLOCKS + 1)]
+    fitting = [size for size in sizes if num_bytes // size >= len(strides)] or sizes[:1]
     good = [size for size in fitting if _left_over(strides, size) <= MAX_LEFT_OVER]
-    return min(good or fitting, key=cost)
-
-
-def _candidates(strides: Sequence[int]) -> Iterator[int]:
-    largest = max(strides)
-    for count in range(1, MAX_LARGEST_BLOCKS + 1):
-        yield count * largest
-        if _left_over(strides, count * largest) == 0:
-            return
+    return good[0] if good else min(fitting, key=lambda size: _left_over(strides, size))
 
 
 def _left_over(strides: Sequence[int], extent_bytes: int) -> float:

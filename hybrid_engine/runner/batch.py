@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NewType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hybrid_engine.groups.layout import MemoryLayout
-from hybrid_engine.groups.spec import Group, MambaSpec
+from hybrid_engine.groups.spec import MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta, Extent
 from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
+from hybrid_engine.runner.block_tables import FIRST_ROWS, BlockTables, Row, grown
 from hybrid_engine.runner.sampler import RequestSampling
 from hybrid_engine.runner.staging import Staging
-from hybrid_engine.step_plan import NULL_BLOCK_ID, BlockId, BlockMove, RequestId, StartedRequest, StepPlan
-
-Row = NewType("Row", int)
-"""Where a known request stands in the arrays. Neither its place in a plan nor anything of its blocks."""
+from hybrid_engine.step_plan import NULL_BLOCK_ID, RequestId, StartedRequest, StepPlan
 
 _NO_SLOT = -1
 """Where tokens go that only fill up a decode step."""
 _MIN_DECODE_KEYS = 512
-_FIRST_ROWS, _FIRST_TOKENS, _FIRST_BLOCKS = 8, 256, 16
+_FIRST_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,72 +60,6 @@ class PackedBatch:
     """int64 [R], how many of each request's tokens are drafts: its last ones."""
 
 
-class BlockTables:
-    """The block tables of one group, by row. In a state group: the request's working slot, then its draft slots."""
-
-    def __init__(self, group: Group, num_ids: int) -> None:
-        """num_ids: all block ids are below it."""
-        self.group = group
-        self.num_ids = num_ids
-        self._ids = np.full((_FIRST_ROWS, _FIRST_BLOCKS), NULL_BLOCK_ID, np.int32)
-        self._lengths = np.zeros(_FIRST_ROWS, np.int64)
-
-    def grow_rows(self, num_rows: int) -> None:
-        """Make place for so many requests."""
-        self._ids = _grown(self._ids, num_rows, self._ids.shape[1])
-        self._lengths = np.resize(self._lengths, num_rows)
-
-    def start(self, row: Row, block_ids: Sequence[BlockId]) -> None:
-        """Set a row's whole table."""
-        self._ids[row] = NULL_BLOCK_ID
-        self._lengths[row] = 0
-        self.append(row, block_ids)
-
-    def append(self, row: Row, block_ids: Sequence[BlockId]) -> None:
-        """Put blocks at the end of a row's table."""
-        ids = np.array(block_ids, np.int64)
-        assert ((ids >= NULL_BLOCK_ID) & (ids < self.num_ids)).all(), (
-            f"blocks {block_ids} of group {self.group.group_id}, which has ids below {self.num_ids}"
-        )
-        start, end = self._lengths[row], self._lengths[row] + len(ids)
-        self._ids = _grown(self._ids, len(self._ids), end)
-        self._ids[row, start:end] = ids
-        self._lengths[row] = end
-
-    def move(self, moves: Sequence[BlockMove]) -> None:
-        """Let blocks lie elsewhere, one move after the other."""
-        target_of: dict[int, int] = {}
-        source_of: dict[int, int] = {}
-        for move in moves:
-            first = source_of.pop(move.source_id, move.source_id)
-            target_of[first], source_of[move.target_id] = move.target_id, first
-        sources = np.array(sorted(target_of), np.int32)
-        targets = np.array([target_of[source] for source in sources.tolist()], np.int32)
-        index = np.minimum(np.searchsorted(sources, self._ids), len(sources) - 1)
-        self._ids = np.where(sources[index] == self._ids, targets[index], self._ids)
-
-    def gather(self, rows: np.ndarray, num_keys: np.ndarray) -> np.ndarray:
-        """Return the tables of these rows, int32, as wide as the longest of num_keys needs."""
-        block_size = self.group.block_size
-        num_slots = self._lengths[rows] * block_size
-        assert (num_slots >= num_keys).all(), (
-            f"{num_keys.tolist()} keys in tables of {num_slots.tolist()} slots, group {self.group.group_id}"
-        )
-        return self._ids[rows, : -(-int(num_keys.max()) // block_size)]
-
-    def state_slots(self, rows: np.ndarray, num_drafts: np.ndarray) -> np.ndarray:
-        """Return the slots of these rows: the working one first, then those of so many drafts."""
-        lengths = self._lengths[rows]
-        assert (lengths > num_drafts).all(), (
-            f"{lengths.tolist()} state slots for one working state each and {num_drafts.tolist()} drafts, "
-            f"group {self.group.group_id}"
-        )
-        slots = self._ids[rows, : 1 + int(num_drafts.max())]
-        is_used = np.arange(slots.shape[1]) <= num_drafts[:, None]
-        assert (slots[is_used] != NULL_BLOCK_ID).all(), f"the null slot for a state, group {self.group.group_id}"
-        return slots
-
-
 class BatchState:
     """The requests that the runner knows."""
 
@@ -139,11 +70,11 @@ class BatchState:
         self._staging = Staging(device)
         self.tables = tuple(BlockTables(group, layout.num_ids(i)) for i, group in enumerate(layout.groups))
         self._row_of: dict[RequestId, Row] = {}
-        self._samplings: list[RequestSampling | None] = [None] * _FIRST_ROWS
+        self._samplings: list[RequestSampling | None] = [None] * FIRST_ROWS
         # Taken from the end, so that few requests keep to the first rows.
-        self._free_rows = [Row(row) for row in reversed(range(_FIRST_ROWS))]
-        self._token_ids = np.zeros((_FIRST_ROWS, _FIRST_TOKENS), np.int32)
-        self._num_tokens = np.zeros(_FIRST_ROWS, np.int64)
+        self._free_rows = [Row(row) for row in reversed(range(FIRST_ROWS))]
+        self._token_ids = np.zeros((FIRST_ROWS, _FIRST_TOKENS), np.int32)
+        self._num_tokens = np.zeros(FIRST_ROWS, np.int64)
 
     @property
     def num_requests(self) -> int:
@@ -202,7 +133,7 @@ class BatchState:
         row = self._free_rows.pop()
         self._row_of[started.request_id] = row
         self._samplings[row] = prepare_sampling(started, token_ids)
-        self._token_ids = _grown(self._token_ids, len(self._token_ids), len(token_ids))
+        self._token_ids = grown(self._token_ids, len(self._token_ids), len(token_ids))
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)
         for tables, block_ids in zip(self.tables, started.block_ids, strict=True):
@@ -212,7 +143,7 @@ class BatchState:
         old, new = len(self._num_tokens), 2 * len(self._num_tokens)
         self._free_rows.extend(Row(row) for row in reversed(range(old, new)))
         self._samplings.extend([None] * old)
-        self._token_ids = _grown(self._token_ids, new, self._token_ids.shape[1])
+        self._token_ids = grown(self._token_ids, new, self._token_ids.shape[1])
         self._num_tokens = np.resize(self._num_tokens, new)
         for tables in self.tables:
             tables.grow_rows(new)
@@ -281,7 +212,7 @@ class BatchState:
                 f"{plan.request_ids[index]} has drafts {drafts}, the vocabulary has {self.vocab_size}"
             )
             start, end = self._num_tokens[row], self._num_tokens[row] + len(drafts)
-            self._token_ids = _grown(self._token_ids, len(self._token_ids), end)
+            self._token_ids = grown(self._token_ids, len(self._token_ids), end)
             self._token_ids[row, start:end] = drafts
         return num_drafts
 
@@ -375,21 +306,10 @@ class BatchState:
         starts = np.cumsum(counts) - counts
         rows_X = np.repeat(rows, counts)
         positions_X = self._num_tokens[rows_X] + np.arange(len(rows_X)) - np.repeat(starts, counts)
-        self._token_ids = _grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
+        self._token_ids = grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
         self._token_ids[rows_X, positions_X] = np.concatenate(token_ids)
         self._num_tokens[rows] += counts
 
 
 def _filled_up(array: np.ndarray, num_padding: int, value: int) -> np.ndarray:
     return np.concatenate([array, np.full(num_padding, value, array.dtype)]) if num_padding else array
-
-
-def _grown(array: np.ndarray, num_rows: int, num_columns: int) -> np.ndarray:
-    """Return the array, or its content in one with room for so many rows and at least so many columns."""
-    old_rows, old_columns = array.shape
-    if num_rows <= old_rows and num_columns <= old_columns:
-        return array
-    columns = old_columns if num_columns <= old_columns else max(2 * old_columns, num_columns)
-    grown = np.zeros((num_rows, columns), array.dtype)
-    grown[:old_rows, :old_columns] = array
-    return grown

@@ -195,12 +195,13 @@ class ModelRunner:
             if request.sampling.prompt_logprobs is None:
                 continue
             first, num_queries = plan.num_computed_tokens[index], plan.num_scheduled_tokens[index]
-            # The prompt's last token is followed by the answer.
-            num_wanted = min(num_queries, request.num_prompt_tokens - 1 - first)
-            if num_wanted > 0:
-                next_token_ids = self._batch.token_ids(row, first + 1, first + 1 + num_wanted).tolist()
-                start = packed.starts[index]
-                hidden_XE = hidden_TE[start : start + num_wanted]
+            # The token before the first one wanted says how likely that is; the last one is followed by the answer.
+            start = max(first, (request.sampling.prompt_logprob_start or 1) - 1)
+            end = min(first + num_queries, request.num_prompt_tokens - 1)
+            if start < end:
+                next_token_ids = self._batch.token_ids(row, start + 1, end + 1).tolist()
+                offset = packed.starts[index] - first
+                hidden_XE = hidden_TE[offset + start : offset + end]
                 result.prompt_logprobs[request.request_id] = self._slice_logprobs(hidden_XE, next_token_ids, request)
 
     def _slice_logprobs(

@@ -64,7 +64,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
     _add_completion_routes(app, service, chat)
     text_routes.add(app, service, chat)
     if settings.is_admin_open:
-        cache_routes.add(app, service)
+        cache_routes.add(app, service, chat)
     app.add_middleware(Gate, settings=settings, note_refused=service.metrics.note_refused)
     if settings.cors_origins:
         app.add_middleware(

@@ -79,7 +79,7 @@ class Chat:
             cache_salt=salt,
             text=rendered["prompt"],
             message_boundaries=rendered["message_boundaries"],
-            priority=service.priority(body.priority),
+            priority=service.priority(body.priority, body.service_tier),
         )
         schemas = {function.name: function.parameters or {} for function in functions} if functions else None
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from hybrid_engine import tiny_hybrid
+from hybrid_engine.config import speculation
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.server.settings import AUTO, ServerSettings, read_api_keys
 
@@ -55,6 +56,19 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         max_model_len: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")] = None,
         max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 64,
         max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in one step.")] = 2048,
+        long_prefill_token_threshold: Annotated[
+            int, typer.Option(help="Tokens that one request may compute in a step; 0: as many as there is room for.")
+        ] = 0,
+        async_depth: Annotated[
+            int | None, typer.Option(help="Steps launched before the last one's tokens are read, 0 to 2; a CPU: 0.")
+        ] = None,
+        speculative: Annotated[str | None, typer.Option(help="Guess tokens ahead by: ngram, or draft_model.")] = None,
+        num_speculative: Annotated[
+            int | None, typer.Option("--num-speculative-tokens", help="Most tokens guessed ahead (5).")
+        ] = None,
+        draft_model: Annotated[
+            str | None, typer.Option(help="A smaller checkpoint, same vocabulary, that guesses ahead.")
+        ] = None,
         scheduling_policy: Annotated[
             str, typer.Option(help="fcfs: in the order of arrival. priority: a lower 'priority' in a request first.")
         ] = "fcfs",
@@ -72,7 +86,11 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         disk_cache: Annotated[
             Path | None, typer.Option(help="A folder in which cached prefixes outlive this process.")
         ] = None,
+        disk_cache_size: Annotated[
+            str | None, typer.Option(help="Most bytes of one model in it, like 100GiB; 16GiB.")
+        ] = None,
         block_size: Annotated[int, typer.Option(help="Tokens in a cache block.")] = 16,
+        device: Annotated[str, typer.Option(help="cpu, cuda, or the like of cuda:1.")] = "cpu",
         enable_prefix_caching: Annotated[
             bool,
             typer.Option(
@@ -97,6 +115,9 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             str, typer.Option(help="How it marks reasoning: auto, none, think, granite, harmony.")
         ] = AUTO,
         max_queue: Annotated[int, typer.Option(help="Answers that may wait; then clients get status 429.")] = 256,
+        max_concurrency: Annotated[
+            int | None, typer.Option(help="Answers in flight, running or waiting; by default max-num-seqs + max-queue.")
+        ] = None,
         request_timeout: Annotated[float | None, typer.Option(help="Seconds that a request may take.")] = None,
         drain_timeout: Annotated[
             float, typer.Option(help="Seconds that requests may still take after SIGTERM.")
@@ -114,16 +135,19 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         tls_key: Annotated[Path | None, typer.Option("--tls-key", "--ssl-keyfile")] = None,
     ) -> None:
         """Serve a model over HTTP, with OpenAI's API."""
+        from hybrid_engine.chat_template import read_template
+
         settings = ServerSettings(
             tuple(served_model_name or [Path(model).stem or model]),
             api_keys=read_api_keys(tuple(api_key or ()), api_key_file),
             share_cache=share_cache,
             max_queue=max_queue,
+            max_concurrency=max_concurrency,
             request_timeout_seconds=request_timeout,
             max_body_bytes=max_body_bytes,
             drain_seconds=drain_timeout,
             cors_origins=tuple(cors_origin or ()),
-            chat_template=None if chat_template is None else _read_template(chat_template),
+            chat_template=None if chat_template is None else read_template(chat_template),
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
             is_admin_open=admin,
@@ -146,7 +170,11 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             max_num_batched_tokens=max_num_batched_tokens,
             scheduling_policy=scheduling_policy,
             cache_memory_bytes=memory,
-            **_given(host_cache_bytes=host_cache, disk_cache=disk_cache),
+            **_given(host_cache_bytes=host_cache, disk_cache=disk_cache, disk_cache_bytes=disk_cache_size),
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            async_depth=async_depth,
+            speculative=speculation(speculative, num_speculative, draft_model and resolve(draft_model)),
+            device=device,
             block_size=block_size,
             enable_prefix_caching=enable_prefix_caching,
             num_threads=threads,
@@ -174,13 +202,6 @@ def _print_summary(plan: EnginePlan, settings: ServerSettings, address: str) -> 
 def _given(**settings: Any) -> Any:
     """Return the settings that were given: those left out keep the engine's defaults."""
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the chat template can't be read: {error}") from error
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:

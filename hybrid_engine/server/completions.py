@@ -77,7 +77,7 @@ async def _prompts(service: Service, body: CompletionBody, writer: _Writer, tena
         changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
     sampling = sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs, **changes)
-    salt, priority = service.salt(tenant, body.cache_salt), service.priority(body.priority)
+    salt, priority = service.salt(tenant, body.cache_salt), service.priority(body.priority, body.service_tier)
     prompts = []
     for index, content in enumerate(contents):
         text, token_ids = await _read_prompt(service, body, content)

@@ -121,9 +121,11 @@ class _SnapshotCollector:
             ("vllm:num_requests_waiting", "Requests that wait to be scheduled.", snapshot.num_waiting),
             (
                 "vllm:kv_cache_usage_perc",
-                "Share of blocks held by requests, 0 to 1, of the fullest group.",
-                max(group.held_share for group in snapshot.groups),
+                "Share of the cache memory held by requests, 0 to 1.",
+                snapshot.held_share,
             ),
+            ("hybrid_engine:cache_memory_bytes", "Cache memory of all groups.", snapshot.memory_bytes),
+            ("hybrid_engine:cache_unowned_bytes", "Of it, what no group has taken yet.", snapshot.unowned_bytes),
             ("hybrid_engine:checkpoints", "Positions that prompts can go on from.", snapshot.num_checkpoints),
             ("hybrid_engine:start_time_seconds", "When the server started.", self._start_time),
         ):

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored: it changes nothing of an answer here.")]
 Count = Annotated[int, Field(ge=0, le=2**31)]
+ServiceTier = Annotated[
+    str | None, Field(description="A class of priority where the scheduling policy is 'priority'; else ignored.")
+]
 TokenIds = Annotated[list[int], Field(max_length=2**24)]
 
 
@@ -92,7 +95,7 @@ class SamplingFields(Body):
     user: Ignored = None
     metadata: Ignored = None
     store: Ignored = None
-    service_tier: Ignored = None
+    service_tier: ServiceTier = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -172,6 +175,31 @@ class TokenizeBody(Body):
     return_token_strs: bool | None = None
 
 
+class PrefixBody(Body):
+    """A prefix: a prompt, or the messages that a conversation will go on from."""
+
+    model: str | None = None
+    prompt: str | TokenIds | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = Field(False, description="Here not, unlike elsewhere: a message will follow.")
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    timeout_seconds: float | None = Field(None, gt=0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is named."""
+        return self.prompt is None and self.messages is None
+
+
+class PinBody(PrefixBody):
+    """A prefix that is to stay."""
+
+    name: str | None = Field(None, min_length=1, max_length=200, description="To let it go by; else one is made up.")
+
+
 class DetokenizeBody(Body):
     """A request to /detokenize."""
 
@@ -248,7 +276,7 @@ class ResponsesBody(Body):
     include: Ignored = None
     user: Ignored = None
     metadata: Ignored = None
-    service_tier: Ignored = None
+    service_tier: ServiceTier = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None

@@ -24,6 +24,7 @@ SAME_NAMES = (
     "stream",
     "cache_salt",
     "priority",
+    "service_tier",
     "timeout_seconds",
     "explain_cache",
     "seed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import uvicorn
 
 from hybrid_engine.async_engine import AsyncEngine
-from hybrid_engine.errors import EngineDeadError
 from hybrid_engine.server.app import create_app
 from hybrid_engine.server.settings import ServerSettings
 
@@ -50,10 +50,14 @@ def run_server(engine: AsyncEngine, settings: ServerSettings, listener: Listener
     )
     server = uvicorn.Server(config)
 
-    def stop(error: EngineDeadError) -> None:
+    def stop(*why: object) -> None:
         server.should_exit = True
 
     engine.on_death = stop
+    # uvicorn has handlers of its own while it serves, and raises the signal again when all is done: a server that was
+    # told to end and has drained ends with status 0.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
     server.run()
     if engine.failure is not None:
         raise engine.failure

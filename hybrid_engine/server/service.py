@@ -14,11 +14,14 @@ from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, ClientGoneError
 from hybrid_engine.server.cache_log import CacheLog, describe_engine
 from hybrid_engine.server.metrics import ServerMetrics
+from hybrid_engine.server.prefixes import PrefixUse
 from hybrid_engine.server.settings import ServerSettings
 from hybrid_engine.server.text_worker import TextWorker
 from hybrid_engine.snapshot import EngineSnapshot, take_snapshot
 
 MAX_RETRY_AFTER_SECONDS = 60
+SERVICE_TIERS = {"priority": -10, "fast": -10, "auto": 0, "default": 0, "scale": 0, "flex": 10}
+"""OpenAI's classes of service, as priorities: the lower, the sooner."""
 
 
 class Service:
@@ -28,10 +31,11 @@ class Service:
         self.engine = engine
         self.settings = settings
         self.metrics = ServerMetrics(settings.model_name)
+        self.prefixes = PrefixUse()
         self.text = TextWorker(engine.tokenizer, chat_template=settings.chat_template)
         self.cache_log = CacheLog(settings.cache_log, model=settings.model_name) if settings.cache_log else None
         self.start_time = int(time.time())
-        self._max_in_flight = engine.max_num_seqs + settings.max_queue
+        self._max_in_flight = settings.max_concurrency or engine.max_num_seqs + settings.max_queue
         self._num_in_flight = 0
         self._mean_seconds = 1.0
 
@@ -75,8 +79,10 @@ class Service:
                 param=name,
             )
 
-    def priority(self, priority: int | None) -> int:
-        """Return the priority of a request. Raises ApiError for one that would be ignored."""
+    def priority(self, priority: int | None, service_tier: str | None = None) -> int:
+        """Return the priority of a request: its own, else its class's. Raises ApiError for one that is ignored."""
+        if priority is None and self.engine.has_priorities and service_tier is not None:
+            return _class_priority(service_tier)
         if priority and not self.engine.has_priorities:
             raise ApiError(
                 400,
@@ -152,6 +158,17 @@ class Service:
             self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
+def _class_priority(service_tier: str) -> int:
+    if service_tier not in SERVICE_TIERS:
+        raise ApiError(
+            400,
+            f"service_tier is {service_tier!r:.60}, must be one of {', '.join(SERVICE_TIERS)}",
+            code="invalid_value",
+            param="service_tier",
+        )
+    return SERVICE_TIERS[service_tier]
+
+
 class Answering(AsyncIterator[RequestOutput]):
     """What is new of some prompts, as it comes; counts it, and ends at the deadline."""
 
@@ -219,6 +236,7 @@ class Answering(AsyncIterator[RequestOutput]):
         if delta.request_id not in self._noted_prompts:
             self._noted_prompts.add(delta.request_id)
             metrics.note_prompt(delta)
+            self._service.prefixes.note(delta.prompt_token_ids, delta.num_cached_tokens)
         for output in delta.outputs:
             key = (delta.request_id, output.index)
             num_tokens, last = self._answers.pop(key, (0, None))

@@ -24,6 +24,8 @@ class ServerSettings:
     """Let clients with different API keys hit each other's prefixes."""
     max_queue: int = 256
     """Answers that may wait beside those that run; whoever comes then gets status 429."""
+    max_concurrency: int | None = None
+    """Answers in flight, those that run and those that wait; None: as many as may run and wait."""
     max_prompts: int = 128
     """Prompts in one request for completions."""
     request_timeout_seconds: float | None = None
@@ -53,6 +55,8 @@ class ServerSettings:
         for name in ("max_prompts", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, must be at least 1")
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ConfigError(f"max_concurrency is {self.max_concurrency}, must be at least 1, or None")
         if self.max_queue < 0:
             raise ConfigError(f"max_queue is {self.max_queue}, must be at least 0")
         for name in ("request_timeout_seconds", "drain_seconds", "body_timeout_seconds"):

@@ -70,6 +70,7 @@ def draft_sampling(sampling: SamplingParams, num_drafts: int) -> SamplingParams:
         ignore_eos=True,
         logprobs=None,
         prompt_logprobs=None,
+        prompt_logprob_start=None,
         structured_outputs=None,
         skip_reading_prefix_cache=False,
     )

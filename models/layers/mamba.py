@@ -15,7 +15,7 @@ from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Part, Weight
 
 if TYPE_CHECKING:
-    from hybrid_engine.models.base import DeltaNetInfo, LayerInfo, MambaInfo, ShortConvInfo, StateCache
+    from hybrid_engine.models.base import DeltaNetInfo, LayerInfo, MambaInfo, RgLruInfo, ShortConvInfo, StateCache
     from hybrid_engine.models.config import DecoderConfig
 
 
@@ -26,7 +26,7 @@ class Conv(WeightModule):
     bias_I: Tensor | None
 
     def __init__(
-        self, name: str, info: MambaInfo | ShortConvInfo | DeltaNetInfo, *, activation: str | None = "silu"
+        self, name: str, info: MambaInfo | ShortConvInfo | DeltaNetInfo | RgLruInfo, *, activation: str | None = "silu"
     ) -> None:
         super().__init__()
         channels = info.num_conv_channels

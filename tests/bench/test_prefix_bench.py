@@ -87,17 +87,19 @@ def test_the_future_is_where_calls_were_hit_and_moves_on_as_they_come():
     future = Future()
     run([text("a", 1), text("a", 1, 2), text("b", 1, 3)], recorded=future)
     (key,) = {future.key_of("a", 1), future.key_of("b", 0)}
-    assert future.next_use(key) == 4.0
+    assert future.num_calls_until(key) == 2
+    future.pass_call(("a", 0))
+    assert future.num_calls_until(key) == 1
     future.pass_call(("a", 1))
-    assert future.next_use(key) == 8.0
+    assert future.num_calls_until(key) == 1
     future.pass_call(("b", 0))
-    assert future.next_use(key) == float("inf")
+    assert future.num_calls_until(key) == float("inf")
 
 
 def test_who_knows_the_future_keeps_what_comes_again():
     # A loop over three prompts with place for two: what was used longest ago is what comes next.
     items = [text(f"{turn} {name}", name, name + 10, name + 20) for turn in range(6) for name in (1, 2, 3)]
-    bench = Bench("loop", items, memories=("96MiB",), concurrency=1, pace="fast")
+    bench = Bench("loop", items, memories=("96MiB",), policies=("lru",), concurrency=1, pace="fast")
     (found,) = compare(bench).runs
     assert (found.totals.num_hit_tokens, found.totals.num_clairvoyant_tokens) == (0, 8 * 176)
     assert found.totals.num_clairvoyant_tokens <= found.totals.num_infinite_tokens
@@ -120,7 +122,10 @@ def test_memory_is_a_size_or_a_share_of_the_working_set():
     [
         (lambda: parse_memory("x%", 1), "'x%' is no share of the working set, must be like '25%'"),
         (lambda: parse_memory("0%", 1), "out of range"),
-        (lambda: Bench("t", [], policies=("luck",)), "policy is 'luck', must be one of lru"),
+        (
+            lambda: Bench("t", [], policies=("luck",)),
+            "policy is 'luck', must be one of valued, lru, flop_aware, clairvoyant",
+        ),
         (lambda: Bench("t", [], pace="slow"), "pace is 'slow', must be trace or fast"),
         (lambda: Bench("t", [], concurrency=0), "concurrency is 0"),
         (lambda: Bench("t", [], step_tokens=0), "step_tokens is 0"),
@@ -139,7 +144,9 @@ def test_what_cannot_be_compared_is_refused(make, message):
 
 def test_blocks_may_be_a_multiple_of_those_that_a_trace_knows():
     items = [WorkItem(name, BlockPrompt(256, ((1, 4),), 64), 1) for name in "ab"]
-    (found,) = compare(Bench("t", items, memories=("10GiB",), block_size=128, with_clairvoyant=False)).runs
+    (found,) = compare(
+        Bench("t", items, memories=("10GiB",), policies=("lru",), block_size=128, with_clairvoyant=False)
+    ).runs
     assert found.totals.num_hit_tokens == 128
 
 
@@ -155,7 +162,9 @@ def test_a_measured_run_hits_what_a_modelled_one_does_and_says_how_long_it_took(
         for each in items
     ]
     model = str(tiny_hybrid.find_model(tiny_hybrid.NAME))
-    bench = Bench("t", items, model=model, memories=("16MiB",), concurrency=1, with_clairvoyant=False)
+    bench = Bench(
+        "t", items, model=model, memories=("16MiB",), policies=("lru",), concurrency=1, with_clairvoyant=False
+    )
     (modelled,) = compare(bench).runs
     (measured,) = compare(bench, make_runner=lambda coordinator: MeasuredRunner(tiny_model, coordinator)).runs
     assert measured.totals.num_hit_tokens == modelled.totals.num_hit_tokens > 0
@@ -186,7 +195,7 @@ def command(*arguments: str) -> int:
 def test_the_command_shows_a_table_and_writes_what_it_found(write_trace, tmp_path, capsys):
     trace = write_trace(block_row(1, 2, 3), block_row(1, 2, 4), block_row(1, 2, 4))
     written = tmp_path / "found.json"
-    options = ("--memory", "1GiB,500%", "--pace", "fast", "--json", str(written))
+    options = ("--memory", "1GiB,500%", "--policy", "lru", "--pace", "fast", "--json", str(written))
     assert command("bench", "prefix", "--trace", str(trace), *options) == 0
     shown = capsys.readouterr().out
     assert "of infinite" in shown
@@ -203,7 +212,7 @@ def test_the_command_tells_a_wrong_trace_in_one_line(write_trace, capsys):
 def test_the_command_runs_real_weights(write_trace, tmp_path):
     trace = write_trace(call("a", "full", user("hello")), call("a", "delta", user("more")))
     written = tmp_path / "found.json"
-    options = ("--measured", "--model", "tiny-hybrid", "--memory", "16MiB", "--json", str(written))
+    options = ("--measured", "--model", "tiny-hybrid", "--memory", "16MiB", "--policy", "lru", "--json", str(written))
     assert command("bench", "prefix", "--trace", str(trace), "--no-clairvoyant", *options) == 0
     (found,) = read_report(written.read_text()).runs
     assert (found.settings.is_measured, found.totals.num_requests) == (True, 2)

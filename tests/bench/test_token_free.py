@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from hybrid_engine.bench import prefix_run
 from hybrid_engine.bench.geometry import GEMMA_27B, JAMBA_MINI, LLAMA_8B, describe
 from hybrid_engine.bench.infinite import InfiniteCache
 from hybrid_engine.bench.prefix_result import PrefixRun, RunSettings
@@ -150,3 +151,15 @@ def test_ids_that_name_prefixes_stay_as_they_are():
 def test_a_runner_that_computes_nothing_is_given_no_tokens():
     numbered = as_numbers(random_sessions(0))[:1]
     assert run(numbered, "full", 10).totals.num_requests == 1
+
+
+@pytest.mark.parametrize("share", [0.25, 3], ids=["short", "ample"])
+@pytest.mark.parametrize("model", MODELS)
+def test_steps_made_at_once_change_neither_hits_nor_times(model, share, monkeypatch):
+    items = random_sessions(2)
+    at_once = run(items, model, share).totals
+    monkeypatch.setattr(prefix_run, "MAX_STEPS_AT_ONCE", 1)
+    one_by_one = run(items, model, share).totals
+    assert (at_once.num_hit_tokens, at_once.num_steps) == (one_by_one.num_hit_tokens, one_by_one.num_steps)
+    assert at_once.makespan_s == pytest.approx(one_by_one.makespan_s)
+    assert at_once.ttft_s.p90 == pytest.approx(one_by_one.ttft_s.p90)

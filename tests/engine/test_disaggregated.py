@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_engine.disaggregated import DisaggregatedLLM
+from hybrid_engine.disaggregated import HANDED_OVER, DisaggregatedLLM
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.inputs import as_prompts
 from hybrid_engine.llm import LLM
 from hybrid_engine.prefill_worker import serve_prefills
 from hybrid_engine.sampling_params import SamplingParams
@@ -47,6 +48,15 @@ def test_a_prefill_process_that_cannot_start_is_an_error_and_leaves_nothing_behi
     with pytest.raises(Exception, match="nowhere"):
         DisaggregatedLLM("/nowhere", **SETTINGS)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_is_handed_over_with_all_that_it_came_with(tiny_jamba):
+    told = {"prompt": "abc", "cache_salt": "s", "message_boundaries": [2], "priority": 7}
+    (prompt,) = as_prompts(told)
+    with LLM(tiny_jamba, **SETTINGS) as llm:
+        known = llm.as_tokens(prompt)
+    assert {name: known[name] for name in told} == told
+    assert set(HANDED_OVER) == set(known) - {"prompt"}
 
 
 def test_a_folder_of_ones_own_is_refused(tmp_path):

@@ -22,6 +22,7 @@ from hybrid_engine.invariants import check_invariants
 from hybrid_engine.llm import LLM
 from hybrid_engine.models.base import Model
 from hybrid_engine.models.registry import load_model
+from hybrid_engine.plan import plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
@@ -67,11 +68,13 @@ class Subject:
         layout = split_memory(groups, [(num_blocks or {}).get(group.group_id, AMPLE) for group in groups])
         return self.put_together(config, replace(plan, memory=replace(plan.memory, layout=layout)))
 
-    def make_sharing_llm(self, memory_bytes: int, **settings: Any) -> LLM:
-        """Put an engine together as `start_engine` does, all groups sharing little memory."""
-        common = {"max_model_len": 200, "cache_memory_bytes": memory_bytes, "block_sizes": self.tiny.block_sizes}
+    def make_sharing_llm(self, num_requests: float, **settings: Any) -> LLM:
+        """Put an engine together as `start_engine` does: all groups share memory for so many requests at once."""
+        common = {"max_model_len": 200, "cache_memory_bytes": "64MiB", "block_sizes": self.tiny.block_sizes}
         config = make_config(self.tiny.folder, **common | settings)
-        return self.put_together(config, plan_engine(open_checkpoint(self.tiny.folder).config, config))
+        plan = plan_engine(open_checkpoint(self.tiny.folder).config, config)
+        memory_bytes = int(num_requests * sum(plan.memory.request_bytes(200, chunk_tokens=64, num_states=2).values()))
+        return self.put_together(config, replace(plan, memory=plan_memory(plan.memory.groups, memory_bytes)))
 
     def put_together(self, config: EngineConfig, plan: EnginePlan) -> LLM:
         groups, layout = plan.memory.groups, plan.memory.layout
@@ -87,7 +90,13 @@ class Subject:
         return answers
 
 
-@pytest.fixture(scope="module", params=tiny_hybrids.NAMES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in tiny_hybrids.LIKE_OTHERS else ())
+        for name in tiny_hybrids.NAMES
+    ],
+)
 def subject(request, byte_tokenizer, ids, tmp_path_factory) -> Subject:
     tiny = tiny_hybrids.make(request.param, tmp_path_factory.mktemp("hybrid"))
     model = load_model(open_checkpoint(tiny.folder), dtype=torch.float32)
@@ -166,6 +175,19 @@ def play_everywhere(subject: Subject, chunk: int, num_users: int) -> None:
 
 def test_hits_change_no_answer_and_skip_what_they_claim(subject):
     play_everywhere(subject, chunk=64, num_users=3)
+
+
+@pytest.mark.parametrize("subject", ["jamba", "nemotron_h"], indirect=True)
+def test_blocks_in_use_are_moved_to_where_memory_is_left_and_no_answer_changes(subject):
+    runner = play(subject.make_sharing_llm(1.2), subject.stages, num_users=3)
+    assert runner.most_waiting > 0
+    assert sum(arena.num_moved for arena in runner.scheduler.coordinator.memory.arenas) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_requests", [1.1, 2.5])
+def test_hits_change_no_answer_while_memory_flows_between_groups(subject, num_requests):
+    play(subject.make_sharing_llm(num_requests), subject.stages, num_users=3)
 
 
 @pytest.mark.slow

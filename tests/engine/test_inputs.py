@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from hybrid_engine.errors import RequestError
 from hybrid_engine.inputs import PromptInput, as_conversations, as_prompts, as_sampling
@@ -27,15 +28,23 @@ def test_each_form_of_prompt_is_read(given, expected):
     assert as_prompts(given) == expected
 
 
-def test_token_ids_may_be_an_array():
-    (prompt,) = as_prompts(np.array([1, 2]))
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_token_ids_may_be_an_array_or_a_tensor(make):
+    (prompt,) = as_prompts(make([1, 2]))
     assert list(prompt.content) == [1, 2]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_rows_of_token_ids_are_a_prompt_each(make):
+    assert [list(prompt.content) for prompt in as_prompts(make([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (5, "got 5"),
+        (torch.tensor(5), r"got tensor\(5\)"),
+        (torch.tensor([1.5]), r"prompt 0: it is tensor\(1.5"),
         (["hi", 5], "prompt 1: it is 5"),
         ({"prompt": "hi", "priority": "high"}, "priority is 'high', must be an integer"),
         ({"prompt": "hi", "message_boundaries": 2}, "message_boundaries is 2, must be numbers of tokens"),
@@ -51,6 +60,8 @@ def test_token_ids_may_be_an_array():
     ],
     ids=[
         "number",
+        "tensor of no dimension",
+        "tensor of floats",
         "number among texts",
         "priority in words",
         "number for boundaries",

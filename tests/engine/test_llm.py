@@ -1,6 +1,8 @@
 import gc
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -37,6 +39,39 @@ def held_blocks(llm):
 def echo(request):
     """A script that answers with the prompt's first two tokens."""
     return [*request.token_ids[:2], 1]
+
+
+# threads
+
+
+def test_several_threads_may_ask_one_model_at_once(make_llm):
+    llm = make_llm(echo, max_num_seqs=4)
+    prompts = [[f"{thread}{number} asks" for number in range(20)] for thread in range(4)]
+
+    def ask(some: list[str]) -> list[str]:
+        streamed = ["".join(delta.outputs[0].text for delta in llm.stream(prompt, LONG)) for prompt in some[:10]]
+        return streamed + texts(llm.generate(some[10:], LONG))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, prompts)) == [[prompt[:2] for prompt in some] for some in prompts]
+    assert held_blocks(llm) == 0
+
+
+def test_a_stream_dropped_while_another_thread_steps_is_ended_by_that_thread(make_llm):
+    stepping, may_step = threading.Event(), threading.Event()
+    llm = make_llm("x" * 30, before_step=lambda plan: (stepping.set(), may_step.wait(30)))
+    may_step.set()
+    stream = llm.stream("dropped", LONG)
+    next(stream)
+    stepping.clear()
+    may_step.clear()
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(llm.generate, "other", LONG)
+        assert stepping.wait(30)
+        stream.close()  # returns at once, though a step runs
+        may_step.set()
+        assert texts(asked.result(30)) == ["x" * 30]
+    assert held_blocks(llm) == 0
 
 
 # generate
@@ -231,3 +266,22 @@ def test_reset_prefix_cache_reaches_the_engine(make_llm):
         assert llm.generate("0123456789", LONG)[0].num_cached_tokens == hit
     llm.reset_prefix_cache()
     assert llm.generate("0123456789", LONG)[0].num_cached_tokens == 0
+
+
+# as_completed
+
+
+def test_answers_come_as_soon_as_they_are_finished(make_llm):
+    sampling = [SamplingParams(max_tokens=count) for count in (4, 1, 3)]
+    completed = list(make_llm().as_completed(["a", "b", "c"], sampling))
+    assert [index for index, _ in completed] == [1, 2, 0]
+    assert texts(output for _, output in completed) == ["h", "hel", "hell"]
+
+
+def test_closing_what_completes_aborts_the_rest(make_llm):
+    llm = make_llm()
+    completed = llm.as_completed(["a", "b"], [SamplingParams(max_tokens=1), LONG])
+    next(completed)
+    completed.close()
+    assert held_blocks(llm) == 0
+    assert not llm._engine.has_unfinished_requests()

@@ -43,7 +43,12 @@ def test_settings_go_to_the_part_they_belong_to():
         ({"tokenizer": 5}, "tokenizer is 5, must be a path"),
         ({"disk_cache": 5}, "disk_cache is 5, must be a path"),
         ({"disk_cache": ""}, "disk_cache is '', must be a path"),
-        ({"scheduling_policy": "fair"}, "policy is 'fair', must be one of fcfs, priority"),
+        ({"scheduling_policy": "fair"}, "^scheduling_policy is 'fair', must be one of fcfs, priority"),
+        ({"cache_memory_bytes": -1}, "^cache_memory_bytes is -1"),
+        ({"host_cache_bytes": -1}, "^host_cache_bytes is -1"),
+        ({"max_num_batched_tokens": 0}, "^max_num_batched_tokens is 0"),
+        ({"disk_cache": "d", "disk_cache_bytes": 0}, "^disk_cache_bytes is 0, must be above 0; leave disk_cache out"),
+        ({"disk_cache_bytes": 5}, "disk_cache_bytes is 5 and there is no disk_cache"),
         ({"block_sizes": 32}, "block_sizes is 32, must map kinds to tokens"),
         (
             {"block_sizes": {"sliding": 32}},

@@ -53,6 +53,15 @@ def test_steps_run_one_after_the_other_while_the_caller_goes_on():
     assert (runner.ran, len(runner.threads)) == ([0, 1, 2], 1)
 
 
+def test_waiting_leaves_the_results_to_be_taken():
+    runner = Gate(is_open=True)
+    pipeline = StepPipeline(runner, depth=2)
+    for step_id in (12, 13):
+        pipeline.launch(make_plan(step_id))
+    pipeline.wait()
+    assert (runner.ran, pipeline.num_launched) == ([12, 13], 2)
+
+
 def test_what_a_step_raises_comes_out_where_its_result_is_taken():
     pipeline = StepPipeline(Gate(is_open=True), depth=1)
     pipeline.launch(make_plan(13))

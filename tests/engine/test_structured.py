@@ -209,6 +209,7 @@ def test_a_tokenizer_of_whole_words_is_refused():
         ({"json": {"uniqueItems": True}}, "uniqueItems"),
         ({"json_object": True, "whitespace_pattern": "("}, "unclosed group"),
         ({"grammar": "start: foo"}, 'unknown name: "foo"'),
+        ({"regex": "a{1000000}"}, "too many expressions"),
         ({"grammar": "root = 1"}, "structured_outputs.grammar is 'root = 1', refused"),
     ],
     ids=str,
@@ -230,6 +231,12 @@ def test_a_grammar_that_grows_too_complex_ends_the_answer_with_an_error(make, id
     assert state.finish_reason == "error"
     assert "Too many items" in state.failure
     assert "aaa" not in state.failure
+
+
+def test_an_answer_whose_grammar_fails_at_once_gets_an_end_of_text_token_and_no_other(make, ids):
+    state = make(limits=LLParserLimits(step_max_items=20)).start(NESTED, ids("a" * 30))
+    assert state.finish_reason == "error"
+    assert np.flatnonzero(~state.forbidden_V).tolist() == [EOS]
 
 
 @pytest.mark.parametrize(("regex", "vocab_size"), [("a[cd]", 6), ("ab", 5)], ids=["unknown", "not the model's"])

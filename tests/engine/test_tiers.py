@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,28 @@ def test_resetting_forgets_host_memory_and_disk(tiny_jamba, tmp_path):
     llm.reset_prefix_cache()
     assert not list(tmp_path.rglob("*.safetensors"))
     assert ask(llm, STORY).num_cached_tokens == 0
+
+
+def test_resetting_forgets_also_what_a_step_in_flight_is_to_save(tiny_jamba):
+    llm = make_llm(tiny_jamba, host_cache_bytes="64MiB", async_depth=1, max_num_seqs=2)
+    evict(llm)
+    first = llm.stream("the first", GREEDY)
+    next(first)
+    may_run, saves, execute = threading.Event(), [], llm._engine.runner.execute
+
+    def held_up(plan):
+        assert may_run.wait(30)
+        saves.extend(plan.transfers.saves if plan.transfers is not None else ())
+        return execute(plan)
+
+    llm._engine.runner.execute = held_up
+    second = llm.stream("the second, whose step takes the memory of what was before; " * 3, GREEDY)
+    next(first)  # which launched that step
+    threading.Timer(0.1, may_run.set).start()
+    llm.reset_prefix_cache()
+    assert saves
+    assert llm.tier_stats().host_bytes == 0
+    second.close()
 
 
 def test_a_closed_llm_refuses_and_can_be_closed_again(tiny_jamba):

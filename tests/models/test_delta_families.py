@@ -5,6 +5,7 @@ Theirs never continues a cache here: that isn't right in all of them, and nothin
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 
@@ -62,6 +63,19 @@ def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(
         check_close(torch.cat(pieces), their_logits(theirs, text))
 
 
+@pytest.mark.slow
+@every_family
+def test_what_a_gpu_runs_gives_the_logits_of_transformers(name, tiny, paged_run, request):
+    theirs, ours = tiny(*FAMILIES[name]())
+    text, other = random_tokens(25), random_tokens(5, seed=2)
+    request.getfixturevalue("interpreted")  # from here on
+    run = paged_run(ours, num_requests=2)
+    steps = [{0: text[:20]}, {0: text[20:21], 1: other}, {0: text[21:]}]
+    found = [run.step(step) for step in steps]
+    check_close(torch.cat([logits[0] for logits in found]), their_logits(theirs, text))
+    check_close(found[1][1], their_logits(theirs, other))
+
+
 @every_family
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
     model_class, config = FAMILIES[name]()
@@ -107,3 +121,19 @@ def test_two_names_of_one_weight_are_refused(tmp_path, save_tiny):
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"which are names of one weight"):
         load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+
+
+def test_the_language_model_inside_a_multimodal_qwen_is_read_and_nothing_else(
+    tmp_path, save_tiny, tiny, paged_run, device
+):
+    model_class, config = FAMILIES["qwen3_5_text"]()
+    save_tiny(model_class, config, tmp_path)
+    nested = json.loads((tmp_path / "config.json").read_text())
+    outer = {"model_type": "qwen3_5", "text_config": nested, "vision_config": {"depth": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(outer | {"tie_word_embeddings": False}))
+    tensors = load_file(tmp_path / "model.safetensors")
+    renamed = {re.sub(r"^model\.", "model.language_model.", one): tensor for one, tensor in tensors.items()}
+    others = {"model.visual.patch_embed.proj.weight": torch.ones(2), "mtp.fc.weight": torch.ones(2)}
+    save_file(renamed | others, tmp_path / "model.safetensors", {"format": "pt"})
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.float32, device=device)
+    check_close(paged_run(ours).step({0: [5, 6, 7]})[0], their_logits(tiny(model_class, config)[0], [5, 6, 7]))

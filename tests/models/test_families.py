@@ -11,11 +11,17 @@ import pytest
 import torch
 from attention_families import FAMILIES, GENERIC
 
+from hybrid_engine.models.registry import load_model
+from hybrid_engine.weights import open_checkpoint
+
 TOLERANCE = 1e-3
 """Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
 
 MODELS = FAMILIES | GENERIC
-every_family = pytest.mark.parametrize("name", MODELS)
+QUICK = (*FAMILIES, "deepseek_v3", "flint", "smollm3")
+every_family = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
 
 
 def random_tokens(count: int, seed: int = 1) -> list[int]:
@@ -67,3 +73,34 @@ def test_a_text_that_goes_on_in_anothers_blocks_is_as_cold(name, tiny, paged_run
         tables[1][:9] = tables[0][:9]
     run.token_ids[1] = text[:36]
     torch.testing.assert_close(run.step({1: text[36:]})[1], cold_TV[36:], rtol=0, atol=TOLERANCE * cold_TV.std().item())
+
+
+def test_longrope_turns_all_texts_by_the_factors_of_the_longest_that_the_model_may_reach(tiny, paged_run):
+    """transformers decides by each forward's length, so that only its long one is compared."""
+    model_class, config = MODELS["phi3 with longrope"]()
+    config.rope_parameters |= {"original_max_position_embeddings": 64, "attention_factor": None}
+    config.original_max_position_embeddings = 64
+    theirs, ours = tiny(model_class, config)
+    tokens = random_tokens(200)
+    expected_TV = their_logits(theirs, tokens)
+    run = paged_run(ours, max_tokens=200)
+    logits_TV = torch.cat([run.step({0: tokens[start:stop]})[0] for start, stop in ((0, 48), (48, 70), (70, 200))])
+    check_close(logits_TV, expected_TV)
+    # The model turns by 4 times as many positions: sqrt(1 + log(4) / log(64)).
+    assert ours.info.layers[0].rope.magnitude == pytest.approx((1 + 1 / 3) ** 0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
+    model_class, config = FAMILIES[name]()
+    exact, _ = tiny(model_class, config)
+    save_tiny(model_class, config, tmp_path)
+    theirs = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
+    ours = load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16, device=device)
+    tokens = random_tokens(48)
+    expected_TV = their_logits(exact, tokens)
+    our_error = (paged_run(ours).step({0: tokens})[0] - expected_TV).square().mean().sqrt()
+    their_error = (their_logits(theirs, tokens) - expected_TV).square().mean().sqrt()
+    # Half as much again: where a router wavers between two experts, either rounding may be the unlucky one.
+    assert our_error < 1.5 * their_error

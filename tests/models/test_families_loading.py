@@ -10,6 +10,7 @@ from pathlib import Path
 import attention_families
 import delta_families
 import pytest
+import state_families
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -20,7 +21,11 @@ from hybrid_engine.weights import Checkpoint, open_checkpoint
 from hybrid_engine.weights.loader import is_unused, plain_name
 
 FAMILIES = attention_families.FAMILIES | delta_families.FAMILIES
+WITHOUT_LIST = ("phi3", "mixtral", "qwen3_moe")
+"""Configs that have one kind of layers and no list of them."""
 every_family = pytest.mark.parametrize("name", FAMILIES)
+ALL = FAMILIES | state_families.FAMILIES
+every_checkpoint = pytest.mark.parametrize("name", ALL)
 
 
 class InMemory(Checkpoint):
@@ -47,7 +52,7 @@ def saved(tmp_path_factory, save_tiny) -> Callable[[str], Path]:
     def make(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp("family")
-            save_tiny(*FAMILIES[name](), made[name])
+            save_tiny(*ALL[name](), made[name])
         return made[name]
 
     return make
@@ -75,26 +80,27 @@ def is_missed(name: str, error: str) -> bool:
     return " lacks " in error and plain_name(name).removeprefix("model.") in error
 
 
-@every_family
+@every_checkpoint
 def test_every_kind_of_tensor_is_missed_by_name(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.pop(one))
     assert [one for one, error in errors.items() if not is_missed(one, error)] == []
 
 
-@every_family
+@pytest.mark.slow
+@every_checkpoint
 def test_every_kind_of_tensor_under_another_name_is_missed_by_its_own(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.update({f"{one}.renamed": tensors.pop(one)}))
     assert [one for one, error in errors.items() if not is_missed(one, error)] == []
 
 
 @pytest.mark.slow
-@every_family
+@every_checkpoint
 def test_every_kind_of_tensor_of_another_shape_is_named_with_both_shapes(name, saved):
     errors = errors_of(saved(name), lambda tensors, one: tensors.update({one: tensors[one][:-1]}))
     assert [one for one, error in errors.items() if f"{one} has shape" not in error] == []
 
 
-@every_family
+@every_checkpoint
 def test_a_tensor_that_nothing_reads_is_named(name, saved):
     stored = open_checkpoint(saved(name))
     tensors = {one: stored.tensor(one) for one in stored.names()} | {"model.layers.1.self_attn.extra": torch.ones(3)}
@@ -102,7 +108,7 @@ def test_a_tensor_that_nothing_reads_is_named(name, saved):
         load_model(InMemory(stored, tensors), dtype=torch.float32)
 
 
-@every_family
+@every_checkpoint
 def test_a_file_that_is_cut_short_is_refused_before_anything_is_read(name, saved, tmp_path):
     for file in saved(name).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -125,7 +131,7 @@ def test_a_head_that_the_config_ties_and_the_file_does_not_is_refused(name, save
         load_model(open_checkpoint(tmp_path), dtype=torch.float32)
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith("phi3")])  # has no such list
+@pytest.mark.parametrize("name", [name for name in FAMILIES if not name.startswith(WITHOUT_LIST)])
 def test_a_list_of_layers_that_is_too_short_is_refused(name, saved):
     config = json.loads((saved(name) / "config.json").read_text())
     with pytest.raises(ConfigError, match=r"layer_types has 1 entries, must have one for each of the \d layers"):

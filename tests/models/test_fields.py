@@ -28,6 +28,7 @@ LLAMA, GEMMA = SMALL | {"model_type": "llama"}, SMALL | {"model_type": "gemma2"}
 JAMBA = SMALL | {"model_type": "jamba"}
 FITTING = {
     "falcon_h1": {"layer_types": None, "mamba_d_ssm": None},
+    "recurrent_gemma": {"layer_types": ["linear_attention", "sliding_attention"]},
     "zamba": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 6},
     "zamba2": {"layer_types": ["mamba", "hybrid"], "n_mamba_heads": 6},
     "nemotron_h": {"layer_types": ["mamba", "moe"]},

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import generic_families
 import pytest
 import torch
 import transformers as hf
@@ -32,7 +35,8 @@ def test_the_layer_table_is_that_of_a_trace():
     ("config", "reason"),
     [
         ({"model_type": "bloom", "hidden_size": 48, "n_layer": 2, "n_head": 6}, "0 of its 2 layers attend through"),
-        (SMALL | {"model_type": "recurrent_gemma"}, "its layers are also linear_attention; here only full_attention"),
+        (SMALL | {"model_type": "bailing_hybrid"}, "its layers are also linear_attention; here only full_attention"),
+        (SMALL | {"model_type": "bert"}, "its layers look ahead, too"),
         (SMALL | {"model_type": "t5"}, "transformers has no causal language model of it|it has an encoder"),
         (SMALL | {"model_type": "falcon"}, "transformers doesn't make it with our attention"),
         (SMALL | {"model_type": "smollm3", "hidden_size": "x"}, "transformers doesn't read its config"),
@@ -43,7 +47,7 @@ def test_the_layer_table_is_that_of_a_trace():
             r"its rope \(dynamic\) turns keys by the length of the text",
         ),
     ],
-    ids=["no interface", "recurrent", "encoder", "no support", "bad config", "dynamic rope"],
+    ids=["no interface", "recurrent", "looks ahead", "encoder", "no support", "bad config", "dynamic rope"],
 )
 def test_what_cannot_be_run_is_refused_by_name(config, reason):
     with pytest.raises(UnknownModelError, match=f"model_type '{config['model_type']}' has no file .*({reason})"):
@@ -85,3 +89,31 @@ def test_two_models_in_turn_do_not_meet(tiny, paged_run):
         with torch.inference_mode():
             expected_TV = theirs(torch.tensor([tokens]), use_cache=False).logits[0]
         torch.testing.assert_close(torch.cat(found), expected_TV, rtol=0, atol=1e-3 * expected_TV.std().item())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", generic_families.NAMES)
+def test_every_decoder_that_is_known_to_run_gives_the_logits_of_transformers_in_pieces(kind, tiny, paged_run):
+    theirs, ours = tiny(*generic_families.GENERIC[kind]())
+    tokens = torch.randint(0, 99, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    run = paged_run(ours, max_tokens=100)
+    pieces = [run.step({0: tokens[start:stop]})[0] for start, stop in pairwise((0, 50, 51, 90, 100))]
+    with torch.inference_mode():
+        expected_TV = theirs(torch.tensor([tokens]), use_cache=False).logits[0].float()
+    torch.testing.assert_close(torch.cat(pieces), expected_TV, rtol=0, atol=1e-3 * expected_TV.std().item())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", generic_families.DIFFERENT)
+def test_a_decoder_that_the_check_finds_different_is_refused(kind, dtype, tmp_path, save_tiny):
+    save_tiny(*generic_families.maker(kind)(), tmp_path)
+    with pytest.raises(UnknownModelError, match=r"differ from those of a whole text by"):
+        load_model(open_checkpoint(tmp_path), dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", generic_families.NAMES)
+def test_every_decoder_that_is_known_to_run_passes_the_check_in_bfloat16(kind, tmp_path, save_tiny):
+    save_tiny(*generic_families.GENERIC[kind](), tmp_path)
+    assert load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16).info.architecture == kind

@@ -24,6 +24,7 @@ from transformers import (
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
     Zamba2Config,
     ZambaConfig,
 )
@@ -41,6 +42,7 @@ from hybrid_engine.models import (
     nemotron_h,
     olmo_hybrid,
     qwen_next,
+    recurrent_gemma,
     zamba,
     zamba2,
 )
@@ -196,6 +198,7 @@ def test_limits_of_time_steps(limit, expected):
         (Lfm3Config, lfm.LFM3_DEFAULTS),
         (FalconH1Config, falcon_h1.DEFAULTS),
         (NemotronHConfig, nemotron_h.DEFAULTS),
+        (RecurrentGemmaConfig, recurrent_gemma.DEFAULTS),
         (ZambaConfig, zamba.DEFAULTS),
         (Zamba2Config, zamba2.DEFAULTS),
         (Lfm2MoeConfig, lfm_moe.DEFAULTS),

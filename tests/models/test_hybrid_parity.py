@@ -6,7 +6,7 @@ transformers is compared with one-shot forwards alone: its own continuation of a
 from __future__ import annotations
 
 import pytest
-import state_hybrids
+import state_families
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -187,7 +187,7 @@ MODELS = {
         ),
     ),
 }
-MODELS |= state_hybrids.MODELS
+MODELS |= state_families.FAMILIES
 MAX_TOKENS = 200
 
 every_model = pytest.mark.parametrize("name", MODELS)

@@ -8,31 +8,9 @@ import pytest
 
 from hybrid_engine.cli import main
 from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.models.published import config_of
 from hybrid_engine.models.registry import describe_model
 
-FALCON_H1_500M = {
-    "model_type": "falcon_h1",
-    "vocab_size": 32_784,
-    "hidden_size": 1024,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "mamba_d_ssm": 1536,
-    "mamba_n_heads": 24,
-    "mamba_d_head": 64,
-    "mamba_d_state": 128,
-    "rope_theta": 1e11,
-}
-NEMOTRON_H_8B = {
-    "model_type": "nemotron_h",
-    "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
-    "num_hidden_layers": 52,
-    "hidden_size": 4096,
-    "intermediate_size": 21_504,
-    "vocab_size": 131_072,
-}
 NEMOTRON_NANO_9B_V2 = {
     "model_type": "nemotron_h",
     "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
@@ -55,30 +33,6 @@ NEMOTRON_3_NANO_30B = {
     "moe_intermediate_size": 1856,
     "moe_shared_expert_intermediate_size": 3712,
 }
-ZAMBA2_1200M = {
-    "model_type": "zamba2",
-    "hidden_size": 2048,
-    "num_hidden_layers": 38,
-    "layers_block_type": ["hybrid" if index in (5, 11, 17, 23, 29, 35) else "mamba" for index in range(38)],
-    "num_attention_heads": 32,
-    "mamba_d_state": 128,
-    "n_mamba_heads": 64,
-    "use_shared_attention_adapter": True,
-    "use_mem_rope": True,
-}
-FALCON_MAMBA_7B = {
-    "model_type": "falcon_mamba",
-    "vocab_size": 65_024,
-    "hidden_size": 4096,
-    "num_hidden_layers": 64,
-    "tie_word_embeddings": False,
-}
-LFM2_8B_A1B = {
-    "model_type": "lfm2_moe",
-    "num_hidden_layers": 24,
-    "layer_types": ["full_attention" if index in (2, 6, 10, 14, 18, 21) else "conv" for index in range(24)],
-}
-
 FULL, STATE = "full_attention", "mamba"
 
 
@@ -95,12 +49,12 @@ def states(num_layers: int, conv_elements: int, ssm_elements: int) -> tuple[str,
 # Parameters, where the publisher's own count was at hand, tell that the facts above are right.
 PUBLISHED = {
     "Falcon-H1-0.5B": (
-        FALCON_H1_500M,
+        config_of("falcon_h1"),
         521_411_104,
         [tokens(36, 2, 64), states(36, (1536 + 2 * 128) * 3, 24 * 64 * 128)],
     ),
     "Nemotron-H-8B": (
-        NEMOTRON_H_8B,
+        config_of("nemotron_h"),
         8_100_852_736,
         [states(24, (8192 + 2 * 8 * 128) * 3, 128 * 64 * 128), tokens(4, 8, 128)],
     ),
@@ -115,12 +69,18 @@ PUBLISHED = {
         [states(23, (4096 + 2 * 8 * 128) * 3, 64 * 64 * 128), tokens(6, 2, 128)],
     ),
     "Zamba2-1.2B": (
-        ZAMBA2_1200M,
+        config_of("zamba2"),
         1_215_064_704,
         [states(38, (4096 + 2 * 128) * 3, 64 * 64 * 128), tokens(6, 32, 128)],
     ),
-    "falcon-mamba-7b": (FALCON_MAMBA_7B, 7_272_665_088, [states(64, 8192 * 3, 8192 * 16)]),
-    "LFM2-8B-A1B": (LFM2_8B_A1B, 8_339_930_560, [states(18, 2048 * 2, 0), tokens(6, 8, 64)]),
+    "Zamba-7B-v1": (config_of("zamba"), 7_232_490_496, [states(76, 7424 * 3, 7424 * 16), tokens(13, 16, 464)]),
+    "RecurrentGemma-2B": (
+        config_of("recurrent_gemma"),
+        2_682_862_080,
+        [states(18, 2560 * 3, 2560), ("sliding_window", *tokens(8, 1, 256)[1:])],
+    ),
+    "falcon-mamba-7b": (config_of("falcon_mamba"), 7_272_665_088, [states(64, 8192 * 3, 8192 * 16)]),
+    "LFM2-8B-A1B": (config_of("lfm2_moe"), 8_339_930_560, [states(18, 2048 * 2, 0), tokens(6, 8, 64)]),
 }
 every_model = pytest.mark.parametrize("name", PUBLISHED)
 

@@ -1,14 +1,16 @@
-"""What is peculiar to Falcon-H1, Nemotron-H and Zamba 2."""
+"""What is peculiar to Falcon-H1, Nemotron-H, Zamba 2 and RecurrentGemma."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import state_hybrids
+import state_families
 import torch
 
 from hybrid_engine.groups.spec import FullAttentionSpec, MambaSpec
+from hybrid_engine.kernels.ssm import StateMeta
+from hybrid_engine.models.layers.rg_lru import first_tokens
 from hybrid_engine.models.registry import build_model, load_model
 from hybrid_engine.weights import open_checkpoint
 
@@ -24,7 +26,7 @@ def random_tokens(count: int) -> list[int]:
 @pytest.fixture(scope="module", params=["nemotron_h", "zamba2"])
 def limited(request, tmp_path_factory, save_tiny, device):
     """Transformers' model told to keep the limit in both of its paths, and ours with the limit in its config."""
-    model_class, config = state_hybrids.MODELS[request.param]()
+    model_class, config = state_families.FAMILIES[request.param]()
     config.time_step_limit = list(LIMIT)
     folder = tmp_path_factory.mktemp("limited")
     save_tiny(model_class, config, folder)
@@ -47,7 +49,7 @@ def test_time_steps_are_cut_to_the_limit_in_a_prompt_and_in_what_follows(limited
 
 
 def test_a_layer_with_attention_and_a_state_keeps_both():
-    info = build_model(state_hybrids.MODELS["falcon_h1"]()[1].to_dict(), dtype=torch.float32).info
+    info = build_model(state_families.FAMILIES["falcon_h1"]()[1].to_dict(), dtype=torch.float32).info
     specs = info.cache_specs(block_size=16, element_bytes=4)
     assert [type(spec) for spec in specs.values()] == [FullAttentionSpec, MambaSpec] * 3
     assert [layer.index for layer in info.cached_layers] == [0, 0, 1, 1, 2, 2]
@@ -55,14 +57,14 @@ def test_a_layer_with_attention_and_a_state_keeps_both():
 
 
 def test_a_layer_without_a_mixer_keeps_nothing():
-    info = build_model(state_hybrids.MODELS["nemotron_h"]()[1].to_dict(), dtype=torch.float32).info
+    info = build_model(state_families.FAMILIES["nemotron_h"]()[1].to_dict(), dtype=torch.float32).info
     kinds = "mlp mamba2 full_attention mamba2 mlp full_attention mamba2"
     assert " ".join(layer.kind for layer in info.layers) == kinds
     assert [layer.index for layer in info.cached_layers] == [1, 2, 3, 5, 6]
 
 
 def test_shared_blocks_take_turns_and_each_use_keeps_keys_and_values_of_its_own():
-    model = build_model(state_hybrids.MODELS["zamba2"]()[1].to_dict(), dtype=torch.float32)
+    model = build_model(state_families.FAMILIES["zamba2"]()[1].to_dict(), dtype=torch.float32)
     blocks = [layer.block for layer in model.layers]
     assert blocks[1] is blocks[4]
     assert blocks[1] is not blocks[3]
@@ -72,9 +74,16 @@ def test_shared_blocks_take_turns_and_each_use_keeps_keys_and_values_of_its_own(
 
 
 def test_a_loaded_layer_that_is_not_what_its_rows_say_is_caught(tiny):
-    _, ours = tiny(*state_hybrids.MODELS["falcon_h1"]())
+    _, ours = tiny(*state_families.FAMILIES["falcon_h1"]())
     layer = ours.layers[0]
     attention, mamba = ours.rows[0]
     layer.check(attention, mamba)
     with pytest.raises(AssertionError):
         layer.check(attention, replace(mamba, index=1))
+
+
+def test_the_first_token_of_a_text_is_known_also_beside_requests_without_tokens():
+    meta = StateMeta.build(
+        num_queries=[0, 3, 1, 0, 2, 0], slots=[1, 2, 3, 4, 5, 6], has_history=[False, False, True, False, True, False]
+    )
+    assert first_tokens(meta).tolist() == [True, False, False, False, False, False]

@@ -8,6 +8,8 @@ import pytest
 from live_server import wait_until
 from scripted_engine import EOS
 
+ASK = [{"role": "user", "content": "hi"}]
+
 
 class Brake:
     """Holds steps up until it is let go."""
@@ -63,6 +65,28 @@ def test_who_finds_the_queue_full_is_told_when_to_come_again(slow):
         stream.close()
     wait_until(lambda: server.service.num_in_flight == 0, 5)
     client.completions.create(model="tiny", prompt="abc", max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("given", "priority"),
+    [({"service_tier": "flex"}, 10), ({"service_tier": "priority"}, -10), ({"service_tier": "flex", "priority": 3}, 3)],
+)
+def test_a_class_of_service_is_a_priority_where_no_other_is_named(serve, given, priority):
+    server = serve("hi", engine={"policy": "priority"})
+    seen = []
+    add = server.engine.add_requests
+    server.engine.add_requests = lambda prompts: (seen.extend(each.priority for each in prompts), add(prompts))
+    for route, body in (("completions", {"prompt": "a"}), ("chat/completions", {"messages": ASK})):
+        assert server.post(f"/v1/{route}", **body, **given).status_code == 200
+    assert seen == [priority, priority]
+    assert server.post("/v1/completions", prompt="a", service_tier="gold").status_code == 400
+
+
+def test_no_more_answers_are_in_flight_than_the_concurrency_allows(slow):
+    server = slow(max_concurrency=1)
+    stream = server.client().completions.create(model="tiny", prompt="abc", max_tokens=400, stream=True)
+    assert server.post("/v1/completions", prompt="abc").status_code == 429
+    stream.close()
 
 
 def test_a_server_that_is_to_end_lets_answers_end_first(slow):
@@ -184,13 +208,15 @@ def test_a_lower_priority_goes_first_where_the_policy_says_so(serve, ids):
         asked.append(request.token_ids[0])
         return [*ids("hello"), EOS]
 
-    may_step = threading.Event()
-    held = {"before_step": lambda plan: may_step.wait(20)}
+    stepping, may_step = threading.Event(), threading.Event()
+    held = {"before_step": lambda plan: (stepping.set(), may_step.wait(20))}
     server = serve(script, engine={"max_num_seqs": 1, "policy": "priority"} | held)
     with ThreadPoolExecutor() as pool:
-        for number in (3, 2, 1):
+        pool.submit(server.post, "/v1/completions", prompt="3", priority=3)
+        assert stepping.wait(20)
+        for number in (2, 1):
             pool.submit(server.post, "/v1/completions", prompt=str(number), priority=number)
-            wait_until(lambda number=number: server.service.num_in_flight == 4 - number, 5)
+            wait_until(lambda number=number: len(server.service.engine._commands) == 3 - number, 20)
         may_step.set()
-    # The first one ran already.
+    # The first one runs already when the others come.
     assert list(dict.fromkeys(asked)) == ids("312")

@@ -1,43 +1,20 @@
 """`hybrid-engine serve` as people start and stop it."""
 
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 
 import httpx2
 import pytest
-from live_server import wait_until
+from served import Served
 
+from hybrid_engine.async_engine import AsyncEngine
 from hybrid_engine.cli import app
+from hybrid_engine.config import SpeculativeConfig
 from hybrid_engine.errors import ConfigError
-
-
-class Served:
-    """A server in a process of its own."""
-
-    def __init__(self, model, *options: str) -> None:
-        command = [sys.executable, "-m", "hybrid_engine.cli", "serve", str(model), "--port", "0", "--memory", "8MiB"]
-        self.process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=os.environ)
-        self.lines: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-        wait_until(lambda: self._port() or self.process.poll() is not None, 120)
-        self.url = f"http://127.0.0.1:{self._port()}"
-
-    def _read(self) -> None:
-        self.lines += self.process.stderr
-
-    def _port(self) -> str | None:
-        return next(
-            (found[1] for line in self.lines if (found := re.search(r"running on http://\S+:(\d+)", line))), None
-        )
 
 
 @pytest.mark.slow
 def test_a_server_says_what_it_has_answers_and_drains_when_it_is_told_to_end(tiny_model):
-    served = Served(tiny_model, "--api-key", "alpha")
+    served = Served(str(tiny_model), "--memory", "8MiB", "--api-key", "alpha")
     assert any("Cache memory" in line for line in served.lines)
     body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
     headers = {"authorization": "Bearer alpha"}
@@ -47,7 +24,7 @@ def test_a_server_says_what_it_has_answers_and_drains_when_it_is_told_to_end(tin
         served.process.send_signal(signal.SIGTERM)
         rest = list(lines)
     assert rest[-2:] == ["data: [DONE]", ""]
-    served.process.wait(60)
+    assert served.process.wait(60) == 0
 
 
 @pytest.mark.slow
@@ -58,12 +35,8 @@ def test_a_server_whose_engine_dies_ends_with_an_error(tiny_model):
         "ModelRunner.execute = fail\n"
         "from hybrid_engine.cli import main; main(sys.argv[1:])"
     )
-    served = Served.__new__(Served)
-    command = [sys.executable, "-c", script, "serve", str(tiny_model), "--port", "0", "--memory", "8MiB"]
-    served.process, served.lines = subprocess.Popen(command, stderr=subprocess.PIPE, text=True), []
-    threading.Thread(target=served._read, daemon=True).start()
-    wait_until(served._port, 120)
-    response = httpx2.post(f"http://127.0.0.1:{served._port()}/v1/completions", json={"prompt": "abc"}, timeout=60)
+    served = Served(str(tiny_model), "--memory", "8MiB", script=script)
+    response = httpx2.post(f"{served.url}/v1/completions", json={"prompt": "abc"}, timeout=60)
     assert response.status_code == 503
     assert served.process.wait(60) == 1
 
@@ -90,6 +63,21 @@ def test_options_are_read_from_a_file(serve_with):
 def test_the_command_line_counts_more_than_the_file(serve_with):
     with pytest.raises(ConfigError, match="max_queue is -4"):
         serve_with("max-queue: -3\n", "--max-queue", "-4")
+
+
+def test_what_the_engine_is_told_comes_from_options_and_file_alike(serve_with, monkeypatch):
+    class Told(Exception):
+        pass
+
+    def load(model, **settings):
+        raise Told(settings)
+
+    monkeypatch.setattr(AsyncEngine, "load", load)
+    with pytest.raises(Told) as raised:
+        serve_with("speculative: ngram\nhost-cache: 1GiB\n", "--async-depth", "1", "--disk-cache-size", "2GiB")
+    told = raised.value.args[0]
+    assert told["speculative"] == SpeculativeConfig("ngram")
+    assert (told["async_depth"], told["host_cache_bytes"], told["disk_cache_bytes"]) == (1, "1GiB", "2GiB")
 
 
 @pytest.mark.parametrize(

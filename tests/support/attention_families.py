@@ -40,6 +40,9 @@ LONGROPE = {
 }
 
 
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
 def five_layers(**changes: Any) -> dict[str, Any]:
     """Fields of a model of five layers, windows in three of them."""
     return COMMON | {"num_hidden_layers": 5, "layer_types": MIXED, "sliding_window": WINDOW} | changes
@@ -140,6 +143,36 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
             },
         ),
     ),
+    "mixtral": lambda: (
+        hf.MixtralForCausalLM,
+        hf.MixtralConfig(
+            **COMMON,
+            num_hidden_layers=2,
+            head_dim=16,
+            sliding_window=WINDOW,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            rope_parameters=dict(PLAIN_ROPE),
+        ),
+    ),
+    "qwen3_moe": lambda: (
+        hf.Qwen3MoeForCausalLM,
+        hf.Qwen3MoeConfig(
+            **COMMON | EXPERTS, num_hidden_layers=4, head_dim=16, decoder_sparse_step=2, norm_topk_prob=True
+        ),
+    ),
+    "qwen3_moe with a window, weights not normed": lambda: (
+        hf.Qwen3MoeForCausalLM,
+        hf.Qwen3MoeConfig(
+            **COMMON | EXPERTS,
+            num_hidden_layers=3,
+            head_dim=16,
+            mlp_only_layers=[1],
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+        ),
+    ),
     "phi3 with longrope": lambda: (
         hf.Phi3ForCausalLM,
         hf.Phi3Config(
@@ -200,7 +233,6 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any]]] = {
     ),
 }
 
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GENERIC: dict[str, Callable[[], tuple[Any, Any]]] = {
     "smollm3": lambda: (
         hf.SmolLM3ForCausalLM,
@@ -215,10 +247,6 @@ GENERIC: dict[str, Callable[[], tuple[Any, Any]]] = {
     "starcoder2": lambda: (
         hf.Starcoder2ForCausalLM,
         hf.Starcoder2Config(**COMMON, num_hidden_layers=2, sliding_window=WINDOW, rope_parameters=dict(PLAIN_ROPE)),
-    ),
-    "qwen3_moe": lambda: (
-        hf.Qwen3MoeForCausalLM,
-        hf.Qwen3MoeConfig(**COMMON | EXPERTS, num_hidden_layers=3, decoder_sparse_step=2, head_dim=16),
     ),
     "deepseek_v3": lambda: (
         hf.DeepseekV3ForCausalLM,

@@ -47,6 +47,7 @@ def measure(make: Callable[[], tuple[Any, Any]], support: ModuleType) -> tuple[s
     from hybrid_engine.weights import open_checkpoint
 
     model_class, config = make()
+    print(config.model_type, end=": ", flush=True)
     largest = 0.0
     with tempfile.TemporaryDirectory() as folder:
         support.save_random(model_class, config, Path(folder))
@@ -71,7 +72,7 @@ def main() -> None:
     for make in tiny_models():
         kind, largest = measure(make, support)
         found[kind] = max(found.get(kind, 0.0), float(f"{largest:.1e}"))
-        print(f"{kind}: {largest:.1e}", flush=True)
+        print(f"{largest:.1e}", flush=True)
     target = TESTS.parent / "hybrid_engine" / "parity.json"
     target.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
 

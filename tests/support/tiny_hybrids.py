@@ -34,8 +34,14 @@ from transformers import (
     NemotronHForCausalLM,
     OlmoHybridConfig,
     OlmoHybridForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
     ZambaConfig,
@@ -152,6 +158,19 @@ THEIRS: dict[str, Callable] = {
             mamba_d_state=6,
         ),
     ),
+    "recurrent_gemma": lambda: (
+        RecurrentGemmaForCausalLM,
+        RecurrentGemmaConfig(
+            **COMMON | RANGE,
+            intermediate_size=96,
+            num_attention_heads=4,
+            num_hidden_layers=5,
+            block_types=["recurrent", "attention"],
+            attention_window_size=20,
+            logits_soft_cap=300.0,
+            w_init_variance_scale=1.0,
+        ),
+    ),
     "zamba2": lambda: (
         Zamba2ForCausalLM,
         Zamba2Config(
@@ -176,6 +195,17 @@ THEIRS: dict[str, Callable] = {
             **FIVE_LAYERS | DELTA_NET,
             head_dim=16,
             num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=24,
+            shared_expert_intermediate_size=20,
+        ),
+    ),
+    "qwen3_5": lambda: (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**FIVE_LAYERS | DELTA_NET, head_dim=16)),
+    "qwen3_5 with experts": lambda: (
+        Qwen3_5MoeForCausalLM,
+        Qwen3_5MoeTextConfig(
+            **{key: value for key, value in (FIVE_LAYERS | DELTA_NET).items() if key != "intermediate_size"},
+            num_experts=5,
             num_experts_per_tok=2,
             moe_intermediate_size=24,
             shared_expert_intermediate_size=20,
@@ -224,6 +254,8 @@ THEIRS: dict[str, Callable] = {
 }
 THREE_KINDS = "three kinds"
 NAMES = (*THEIRS, THREE_KINDS)
+LIKE_OTHERS = ("falcon_mamba", "lfm2_moe", "recurrent_gemma", "zamba")
+"""What keeps nothing that another one doesn't keep too: tested when there is time."""
 
 
 @dataclass

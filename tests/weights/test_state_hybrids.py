@@ -1,4 +1,7 @@
-"""Checkpoints and configs of hybrids with one thing wrong: each is refused by name."""
+"""Configs of hybrids with states that don't fit their checkpoints: each is refused by name.
+
+What is wrong with tensors is said by name for all families in tests/models/test_families_loading.py.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 from pathlib import Path
 
 import pytest
-import state_hybrids
+import state_families
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -14,38 +17,7 @@ from hybrid_engine.errors import CheckpointError, ConfigError
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
-TENSORS = {
-    "falcon_h1": ("model.layers.1.mamba.dt_bias", "model.layers.2.self_attn.k_proj.weight"),
-    "falcon_h1 with norms and biases, tied": ("model.layers.0.mamba.norm.weight", "model.layers.0.mamba.in_proj.bias"),
-    "nemotron_h": ("backbone.layers.0.mixer.up_proj.bias", "backbone.layers.1.mixer.norm.weight"),
-    "nemotron_h with experts": (
-        "backbone.layers.2.mixer.gate.e_score_correction_bias",
-        "backbone.layers.4.mixer.experts.5.down_proj.weight",
-    ),
-    "nemotron_h with experts in a latent space": ("backbone.layers.0.mixer.fc2_latent_proj.weight",),
-    "zamba2": (
-        "model.layers.1.shared_transformer.self_attn.linear_k_adapter_list.2.0.weight",
-        "model.layers.3.shared_transformer.feed_forward.gate_up_proj_adapter_list.1.1.weight",
-        "model.layers.4.linear.weight",
-        "model.layers.4.mamba_decoder.mamba.A_log",
-    ),
-    "falcon_mamba": ("backbone.layers.1.mixer.x_proj.weight", "backbone.layers.2.mixer.dt_proj.bias"),
-    "lfm2_moe": (
-        "model.layers.1.feed_forward.expert_bias",
-        "model.layers.3.feed_forward.experts.5.w2.weight",
-        "model.layers.0.conv.conv.bias",
-    ),
-    "zamba": (
-        "model.layers.0.mamba.x_proj_weight",
-        "model.layers.4.mamba_decoder.mamba.dt_proj_bias",
-        "model.layers.2.shared_transf.self_attn.q_proj.weight",
-    ),
-}
-"""Of each family, some that others don't have."""
-each_tensor = pytest.mark.parametrize(
-    ("name", "tensor"), [(name, tensor) for name, tensors in TENSORS.items() for tensor in tensors]
-)
-each_model = pytest.mark.parametrize("name", state_hybrids.MODELS)
+each_model = pytest.mark.parametrize("name", state_families.FAMILIES)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +28,7 @@ def saved(tmp_path_factory):
     def load(name: str) -> tuple[dict, dict[str, torch.Tensor]]:
         if name not in made:
             folder = tmp_path_factory.mktemp("saved")
-            model_class, config = state_hybrids.MODELS[name]()
+            model_class, config = state_families.FAMILIES[name]()
             torch.manual_seed(0)
             model_class(config).save_pretrained(folder)
             made[name] = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
@@ -70,48 +42,6 @@ def load(folder: Path, config: dict, tensors: dict[str, torch.Tensor]):
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return load_model(open_checkpoint(folder), dtype=torch.float32)
-
-
-@each_tensor
-def test_a_missing_tensor_is_named(name, tensor, saved, tmp_path):
-    config, tensors = saved(name)
-    del tensors[tensor]
-    with pytest.raises(CheckpointError, match=f"lacks {tensor}$"):
-        load(tmp_path, config, tensors)
-
-
-@each_tensor
-def test_a_renamed_tensor_is_missed_under_its_name(name, tensor, saved, tmp_path):
-    config, tensors = saved(name)
-    tensors[f"{tensor}_1"] = tensors.pop(tensor)
-    with pytest.raises(CheckpointError, match=f"lacks {tensor}$"):
-        load(tmp_path, config, tensors)
-
-
-@each_tensor
-def test_a_tensor_too_many_is_named(name, tensor, saved, tmp_path):
-    config, tensors = saved(name)
-    tensors[f"{tensor}_1"] = tensors[tensor]
-    with pytest.raises(CheckpointError, match=f"tensors that nothing reads: {tensor}_1"):
-        load(tmp_path, config, tensors)
-
-
-@each_tensor
-def test_a_tensor_of_another_shape_is_named(name, tensor, saved, tmp_path):
-    config, tensors = saved(name)
-    tensors[tensor] = tensors[tensor][1:]
-    with pytest.raises(CheckpointError, match=f"{tensor} has shape .*, its config implies"):
-        load(tmp_path, config, tensors)
-
-
-@each_model
-def test_a_truncated_file_is_refused(name, saved, tmp_path):
-    config, tensors = saved(name)
-    load(tmp_path, config, tensors)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        load_model(open_checkpoint(tmp_path), dtype=torch.float32)
 
 
 @each_model
@@ -180,6 +110,13 @@ def test_a_wrong_tie_flag_is_refused(name, saved, tmp_path):
         ("zamba", {"n_mamba_heads": 2}, r"x_proj_weight has shape \[3, 17, 32\], its config implies \[2, 17, 48\]"),
         ("zamba", {"hidden_mamba_act": "gelu"}, "hidden_mamba_act is 'gelu', must be 'silu'"),
         ("zamba", {"attention_head_dim": 8}, r"attention_head_dim is 8, must follow .* \(16\)"),
+        ("recurrent_gemma", {"block_types": []}, r"block_types is \[\], must be a list of recurrent and attention"),
+        ("recurrent_gemma", {"block_types": ["conv"]}, "must be a list of recurrent and attention"),
+        ("recurrent_gemma", {"block_types": ["attention"]}, "lacks model.layers.0.temporal_block.k_proj.weight"),
+        ("recurrent_gemma", {"lru_width": 50}, r"lru_width is 50, must be a multiple of num_attention_heads \(3\)"),
+        ("recurrent_gemma", {"conv1d_width": 1}, "conv1d_width is 1, must be at least 2"),
+        ("recurrent_gemma", {"hidden_activation": "silu"}, "hidden_activation is 'silu', must be 'gelu_pytorch_tanh'"),
+        ("recurrent_gemma", {"attention_bias": True}, "lacks model.layers.1.temporal_block.k_proj.bias"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

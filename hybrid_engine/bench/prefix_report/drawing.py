@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid_engine.errors import ConfigError
 
@@ -60,7 +60,9 @@ def style(**changes: object) -> Iterator[None]:
         import matplotlib
     except ImportError as error:
         raise ConfigError("plots need matplotlib: pip install 'hybrid-engine[bench]'") from error
-    with matplotlib.rc_context({**STYLE, **changes}):
+    # Its stubs know the settings' names one by one.
+    settings: Any = {**STYLE, **changes}
+    with matplotlib.rc_context(settings):
         yield
 
 

@@ -9,6 +9,8 @@ from transformers import (
     Lfm2MoeForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
     Zamba2Config,
     Zamba2ForCausalLM,
     ZambaConfig,
@@ -66,6 +68,7 @@ ZAMBA2 = {
     "time_step_min": 1e-9,  # as in NEMOTRON_H
 }
 ZAMBA = {"mamba_d_state": 5, "mamba_d_conv": CONV, "mamba_dt_rank": 7}
+RECURRENT_GEMMA = {"num_attention_heads": 3, "conv1d_width": CONV, "attention_window_size": CHUNK}
 LFM2_MOE = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
@@ -74,7 +77,7 @@ LFM2_MOE = {
     "norm_eps": 1e-3,
 }
 
-MODELS = {
+FAMILIES = {
     "falcon_h1": lambda: (
         FalconH1ForCausalLM,
         FalconH1Config(
@@ -225,6 +228,28 @@ MODELS = {
             n_mamba_heads=1,
             mamba_expand=3,
             mamba_conv_bias=False,
+        ),
+    ),
+    "recurrent_gemma": lambda: (
+        RecurrentGemmaForCausalLM,
+        RecurrentGemmaConfig(
+            **COMMON | RECURRENT_GEMMA,
+            num_hidden_layers=5,
+            block_types=["recurrent", "attention"],
+            logits_soft_cap=3.0,
+            rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.25},
+        ),
+    ),
+    "recurrent_gemma with biases, wider, not tied": lambda: (
+        RecurrentGemmaForCausalLM,
+        RecurrentGemmaConfig(
+            **COMMON | RECURRENT_GEMMA,
+            num_hidden_layers=4,
+            lru_width=72,
+            num_key_value_heads=1,
+            attention_bias=True,
+            rms_norm_eps=1e-3,
+            tie_word_embeddings=False,
         ),
     ),
 }
