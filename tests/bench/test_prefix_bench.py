@@ -1,5 +1,9 @@
 """Runs that are compared: policies, memory sizes, who knows the future, real weights."""
 
+import os
+import resource
+from pathlib import Path
+
 import pytest
 from small_traces import block_row, call, user
 
@@ -11,9 +15,11 @@ from hybrid_engine.bench.prefix_bench import Bench, compare, find_geometry, pars
 from hybrid_engine.bench.prefix_result import RunSettings, read_report
 from hybrid_engine.bench.prefix_run import UNLIMITED, ModelledRunner, Run, make_coordinator, survey
 from hybrid_engine.bench.workload import BlockPrompt, TokenPrompt, WorkItem
+from hybrid_engine.bench.workload_reading import read_workload
 from hybrid_engine.errors import ConfigError
 
 GIB = 2**30
+TRACES_VARIABLE = "HYBRID_ENGINE_TRACES"
 
 
 def text(session: str, *parts: int, answer: int = 4, **when) -> WorkItem:
@@ -217,3 +223,16 @@ def test_the_command_runs_real_weights(write_trace, tmp_path):
     (found,) = read_report(written.read_text()).runs
     assert (found.settings.is_measured, found.totals.num_requests) == (True, 2)
     assert read_report(written.read_text()).command.startswith("hybrid-engine")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRACES_VARIABLE not in os.environ, reason=f"{TRACES_VARIABLE} names no folder of traces")
+@pytest.mark.timeout(3600)
+def test_all_sessions_of_a_large_trace_are_replayed_in_minutes_and_little_memory():
+    items = read_workload(Path(os.environ[TRACES_VARIABLE]) / "weka_claude_code")
+    bench = Bench("weka", items, memories=("25%",), policies=("lru",), with_clairvoyant=False)
+    (found,) = compare(bench).runs
+    totals = found.totals
+    assert (totals.num_requests, totals.num_refused, totals.max_orphan_bytes) == (37_433, 0, 0)
+    assert totals.processor_s < 600
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 6 * 2**20
