@@ -16,7 +16,7 @@ from hybrid_engine.config import EVICTION_POLICIES
 from hybrid_engine.groups.spec import group_layers
 
 # Of the slow stage, over all kinds together: more of it, or other runs, by the environment.
-NUM_LONG_RUNS = int(os.environ.get("TRAFFIC_RUNS", "5600"))
+NUM_LONG_RUNS = int(os.environ.get("TRAFFIC_RUNS", "2400"))
 FIRST_SEED = int(os.environ.get("TRAFFIC_SEED", "0"))
 NUM_QUICK_RUNS = 25
 
