@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.groups.checkpoint_tree import Path
 from hybrid_engine.groups.checkpoints import Checkpoint
 from hybrid_engine.request import Request
 
@@ -70,16 +71,18 @@ def contents(draw, *, with_holes: bool = False) -> Content:
         start = position // unit * unit
         # Some belong to another prompt that parts from this one after the parent.
         shift = draw(st.sampled_from([0, 0, 0, 1000]))
+        tail = tuple(token + shift for token in request.token_ids[start:position])
         coordinator.checkpoints.record(
             Checkpoint(
                 position=position,
                 parent=request.hash_at(position // unit),
-                tail=tuple(token + shift for token in request.token_ids[start:position]),
+                tail=tail,
                 blocks=tuple(
                     manager.pool.take(1)[0] if position % manager.block_size else None
                     for manager in coordinator.managers
                 ),
-            )
+            ),
+            Path(request.root_hash, request.block_hashes[: position // unit], [*request.token_ids[:start], *tail]),
         )
     return Content(coordinator, request)
 
