@@ -184,7 +184,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": API | {"explanation", "groups.spec", "models.base", "plan"},
     "families": {"groups.spec", "models"},
     "demo": API | {"report"},
-    "server": API | {"async_engine", "chat_template", "engine", "explanation", "report", "snapshot", "tiny_hybrid"},
+    "server": API
+    | {"async_engine", "chat_template", "engine", "explanation", "pinning", "report", "snapshot", "tiny_hybrid"},
     "evals": API | {"groups.spec", "report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
     # Large models with random weights have no checkpoint, so it puts them together itself.

@@ -12,7 +12,7 @@ KINDS = {"full": [full()], "full and state": [full(), state()], "three kinds": [
 
 
 def make_bench(kinds: str, num_blocks: int = 30) -> Bench:
-    return Bench(KINDS[kinds], num_blocks)
+    return Bench(KINDS[kinds], num_blocks, eviction_policy="lru")
 
 
 def pin(bench: Bench, tokens: list[int], max_model_len: int = 100) -> Pin:

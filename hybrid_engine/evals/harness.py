@@ -6,9 +6,12 @@ all arguments on. In Python, importing this module is enough: `lm_eval.simple_ev
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from hybrid_engine.errors import ConfigError, PromptTooLongError, RequestError
 from hybrid_engine.llm import LLM
@@ -23,6 +26,8 @@ try:
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     raise ConfigError("lm-evaluation-harness isn't installed: pip install 'hybrid-engine[evals]'") from error
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH_SIZE = 32
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty")
@@ -53,7 +58,7 @@ class HybridEngineLM(TemplateLM):
         """
         super().__init__()
         if llm is None:
-            settings |= {} if device is None else {"device": device}
+            settings |= {} if device is None else {"device": _available(device)}
             settings |= {} if max_length is None else {"max_model_len": max_length + 1}
             settings.setdefault("max_num_seqs", _batch_size(batch_size, max_batch_size))
             llm = LLM(pretrained, **settings)
@@ -183,6 +188,14 @@ class HybridEngineLM(TemplateLM):
             )
         self.num_truncated += 1
         return list(context[-most:])
+
+
+def _available(device: str) -> str:
+    """Return a device, or the CPU where there is no GPU: the harness's command line asks for one by default."""
+    if not device.startswith("cuda") or torch.cuda.is_available():
+        return device
+    logger.warning("device is %r, and there is no GPU: the CPU computes", device)
+    return "cpu"
 
 
 def _batch_size(given: int | str | None, most: int | None) -> int:

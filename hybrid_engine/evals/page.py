@@ -50,13 +50,18 @@ def to_html(reports: Report | Sequence[Report]) -> str:
         names=_names(shown),
         settings=_settings(shown),
         lengths=sorted({score.length for report in shown for score in report.scores}),
-        tasks=[(task, _about(task, shown)) for task in tasks],
+        tasks=[(task, _about(task, shown), _who_ran(task, shown)) for task in tasks],
         score=_find_score,
         plots=[(task, score_by_length(task, shown)) for task in tasks],
         heat_maps=[found for task in tasks for report in shown if (found := _heat_map(task, report)) is not None],
         examples=[(task, report.name, wrong) for task in tasks for report in shown if (wrong := _wrong(task, report))],
         num_colours=NUM_COLOURS,
     )
+
+
+def _who_ran(task: str, reports: Sequence[Report]) -> list[tuple[int, Report]]:
+    """Return the reports that have a task, each with its number."""
+    return [pair for pair in enumerate(reports) if any(score.task == task for score in pair[1].scores)]
 
 
 def _names(reports: Sequence[Report]) -> str:

@@ -18,6 +18,7 @@ SERIES = tuple(f"#010f{index:02x}" for index in range(0x10, 0x10 + NUM_COLOURS))
 """Placeholders: in the SVG's text they become variables of the page's style sheet."""
 VARIABLES = {INK: "--ink", GRID: "--grid"} | {colour: f"--series-{i}" for i, colour in enumerate(SERIES)}
 MARKERS = "osD^vP"
+MIN_TICK_RATIO = 1.3
 STYLE = {
     "axes.edgecolor": INK,
     "axes.facecolor": "none",
@@ -55,7 +56,8 @@ def score_by_length(task: str, reports: Sequence[Report]) -> str:
             if scores:
                 _draw(axes, scores, number, shift=(number - (len(reports) - 1) / 2) * 0.03)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [_short(length) for length in lengths])
+        shown = _apart(lengths)
+        axes.set_xticks(shown, [_short(length) for length in shown])
         axes.minorticks_off()
         axes.set_xlabel("tokens of prompt and answer")
         if metric == "score":
@@ -86,6 +88,14 @@ def _draw(axes: object, scores: Sequence[Score], number: int, *, shift: float) -
         elinewidth=0.9,
         capsize=2.5,
     )
+
+
+def _apart(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths whose labels don't run into each other."""
+    found: list[int] = []
+    for length in lengths:
+        found += [length] if not found or length > MIN_TICK_RATIO * found[-1] else []
+    return found
 
 
 def _short(length: int) -> str:

@@ -101,7 +101,7 @@ class Builder:
             budget = max(sample.max_tokens for sample in best)
             raise LengthError(
                 f"{task} at length {length:,}: its shortest prompt has {size - budget:,} tokens and the answer may "
-                f"take {budget:,}, together {size:,}: give a length of at least {size:,}"
+                f"take {budget:,}, together {size:,}: give a length of about that or more"
             )
         if self.makes_shortest:
             return best

@@ -18,7 +18,7 @@ from hybrid_engine.evals.articles import made_up_articles
 DEFAULT_ESSAY = Path(__file__).parent / "data" / "emma.txt.xz"
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 """RULER's filler (arXiv 2404.06654), first used with passkeys (arXiv 2305.16300)."""
-SENTENCE_END = re.compile(r"""(?<=[.!?])["')]*\s+(?=["'(]*[A-Z])""")
+SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["')]))\s+(?=["'(]*[A-Z])""")
 
 
 @dataclass(frozen=True)

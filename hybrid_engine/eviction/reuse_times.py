@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,8 +12,9 @@ NUM_AGES = 48
 """Ages are counted in half octaves from MIN_SECONDS: up to about 12 days."""
 PRIOR = 4.0
 """A class is taken to be like all classes together until about so many of its checkpoints have come to an age."""
+FIRST_EVENTS = 32
 EVENTS_BETWEEN = 256
-"""Uses and ends after which what was learned is taken in."""
+"""Uses and ends after which what was learned is taken in; at first sooner."""
 FORGETTING = 0.01
 """What counts less, each time."""
 
@@ -31,14 +33,18 @@ class ReuseTimes:
     which is Gittins' index (1979) of keeping a checkpoint that pays once, for rent that runs all the time.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, expected: Sequence[float]) -> None:
+        """expected: by class, how much likelier than usual a use is taken to be until enough was seen."""
+        num_classes = len(expected)
+        self._expected = np.array(expected)[:, None]
         self._uses = np.zeros((num_classes, NUM_AGES))
         self._came = np.zeros((num_classes, NUM_AGES + 1))
         """How many more came to an age than to the one before."""
         middles = (_EDGES[1:] + _EDGES[:-1]) / 2
         # Nothing is known: the rate falls with the age, and recency decides.
-        self._rates = np.broadcast_to(1 / (MIN_SECONDS + middles), (num_classes, NUM_AGES)).tolist()
+        self._rates = (self._expected / (MIN_SECONDS + middles)).tolist()
         self._num_events = 0
+        self._next_events = FIRST_EVENTS
 
     def rate(self, class_index: int, age: float) -> float:
         """Return the best rate of reuse of a class at an age, uses a second."""
@@ -54,13 +60,14 @@ class ReuseTimes:
         self._came[class_index, _age_index(from_age)] += 1
         self._came[class_index, _age_index(age) + 1] -= 1
         self._num_events += 1
-        if self._num_events % EVENTS_BETWEEN == 0:
+        if self._num_events >= self._next_events:
+            self._next_events += min(EVENTS_BETWEEN, self._num_events)
             self._take_in()
 
     def _take_in(self) -> None:
         at_risk = np.cumsum(self._came[:, :-1], axis=1)
         usual = (self._uses.sum(0) + 0.02) / (at_risk.sum(0) + 1.0)
-        chance = (self._uses + PRIOR * usual) / (at_risk + PRIOR)
+        chance = (self._uses + PRIOR * np.minimum(usual * self._expected, 1)) / (at_risk + PRIOR)
         self._rates = _best_rates(np.minimum(chance, 0.95)).tolist()
         self._uses *= 1 - FORGETTING
         self._came *= 1 - FORGETTING

@@ -16,6 +16,8 @@ MAX_WAYS = 2
 """Ways on from a checkpoint that are told apart: none, one, several."""
 MAX_USES = 3
 """Numbers of uses that are told apart: 0, 1, 2 or 3, more."""
+EXPECTED_BY_WAYS, EXPECTED_BY_USES = (1.0, 0.2, 4.0), (1.0, 2.0, 4.0, 8.0)
+"""How much likelier than usual a use is taken to be, by the ways on and by the uses, before enough was seen."""
 INSURANCE = 0.1
 """Chance that what lies behind a checkpoint is lost and it takes its place: of a path of which only the end is kept,
 everything is lost at once. Chosen on half of the traces' conversations, see docs/EVICTION.md."""
@@ -26,7 +28,9 @@ class ValuedPolicy(SamplingPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._times = ReuseTimes(len(CheckpointKind) * (MAX_WAYS + 1) * (MAX_USES + 1))
+        self._times = ReuseTimes(
+            [by_ways * by_uses for _ in CheckpointKind for by_ways in EXPECTED_BY_WAYS for by_uses in EXPECTED_BY_USES]
+        )
         self._class_of: dict[Checkpoint, tuple[int, float]] = {}
         """And at which age it became one of it."""
         self._last_use: dict[Checkpoint, float] = {}

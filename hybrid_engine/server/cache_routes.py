@@ -12,8 +12,9 @@ from starlette.responses import Response
 from hybrid_engine.engine import Engine
 from hybrid_engine.server.api_errors import ApiError, JsonResponse
 from hybrid_engine.server.chat import Chat
-from hybrid_engine.server.prefill import compute_prefix
-from hybrid_engine.server.protocol import PrefixBody
+from hybrid_engine.server.pins import PinnedPrefixes
+from hybrid_engine.server.prefill import compute_prefix, compute_tokens, prefix_tokens
+from hybrid_engine.server.protocol import PinBody, PrefixBody
 from hybrid_engine.server.service import Service
 from hybrid_engine.snapshot import EngineSnapshot
 
@@ -22,9 +23,10 @@ NUM_TOP_PREFIXES = 20
 
 def add(app: FastAPI, service: Service, chat: Chat) -> None:
     """Add the routes."""
+    pins = PinnedPrefixes(service)
 
     @app.get("/cache", response_class=JsonResponse)
-    async def cache() -> Response:
+    async def cache(request: Request) -> Response:
         """What each group of layers holds, the requests that hold it, and the prefixes that were of most use."""
         found = describe(await service.snapshot())
         tiers = await service.engine.call(Engine.tier_stats)
@@ -33,6 +35,7 @@ def add(app: FastAPI, service: Service, chat: Chat) -> None:
             | {
                 "num_answers_in_flight": service.num_in_flight,
                 "tiers": None if tiers is None else asdict(tiers),
+                "pins": pins.list(tenant_of(request)),
                 "top_prefixes": service.prefixes.top(NUM_TOP_PREFIXES),
             }
         )
@@ -43,6 +46,7 @@ def add(app: FastAPI, service: Service, chat: Chat) -> None:
         """Forget all cached prefixes; requests that run go on."""
         await service.engine.reset_prefix_cache()
         service.prefixes.clear()
+        pins.clear()
         return JsonResponse({"status": "ok"})
 
     @app.post("/cache/save", response_class=JsonResponse)
@@ -63,6 +67,30 @@ def add(app: FastAPI, service: Service, chat: Chat) -> None:
                 400, "give prompt or messages: what is to be restored?", code="invalid_value", param="prompt"
             )
         return JsonResponse(await compute_prefix(service, chat, body, request))
+
+    @app.post("/cache/pins", response_class=JsonResponse)
+    async def pin(body: PinBody, request: Request) -> Response:
+        """Keep a prefix cached, computing it if need be, until it is let go or the cache is reset."""
+        tenant = tenant_of(request)
+        token_ids, boundaries = await prefix_tokens(service, chat, body)
+        name = pins.claim(tenant, body.name)
+        try:
+            usage = await compute_tokens(service, body, token_ids, boundaries, request)
+            pinned = await pins.pin(tenant, name, token_ids, service.salt(tenant, body.cache_salt))
+        finally:
+            pins.let_go_of_claim(tenant, name)
+        return JsonResponse({"name": name, "num_tokens": pinned.num_tokens, "usage": usage})
+
+    @app.delete("/cache/pins/{name:path}", response_class=JsonResponse)
+    async def unpin(name: str, request: Request) -> Response:
+        """Let a pinned prefix go the way of all others."""
+        await pins.unpin(tenant_of(request), name)
+        return JsonResponse({"name": name})
+
+
+def tenant_of(request: Request) -> str | None:
+    """Return what stands for the client, as the gate found it."""
+    return request.scope.get("tenant")
 
 
 async def _require_disk(service: Service) -> None:

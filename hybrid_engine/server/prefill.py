@@ -20,7 +20,13 @@ from hybrid_engine.server.usage import Usage
 
 async def compute_prefix(service: Service, chat: Chat, body: PrefixBody, request: Request) -> dict[str, Any]:
     """Compute what a body names, or find it in the caches; return its usage."""
-    token_ids, boundaries = await prefix_tokens(service, chat, body)
+    return await compute_tokens(service, body, *await prefix_tokens(service, chat, body), request)
+
+
+async def compute_tokens(
+    service: Service, body: PrefixBody, token_ids: list[int], boundaries: Sequence[int], request: Request
+) -> dict[str, Any]:
+    """The same, of tokens that are known."""
     prompt = Prompt(
         f"prefix-{uuid.uuid4().hex}",
         token_ids,

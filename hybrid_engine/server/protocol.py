@@ -194,6 +194,12 @@ class PrefixBody(Body):
         return self.prompt is None and self.messages is None
 
 
+class PinBody(PrefixBody):
+    """A prefix that is to stay."""
+
+    name: str | None = Field(None, min_length=1, max_length=200, description="To let it go by; else one is made up.")
+
+
 class DetokenizeBody(Body):
     """A request to /detokenize."""
 

@@ -1,7 +1,4 @@
-"""The gated delta rule on a GPU: pieces of each request as matrix products, single tokens by themselves.
-
-Where each row of a state has a decay of its own, all requests go token by token.
-"""
+"""The gated delta rule on a GPU: pieces of each request as matrix products, single tokens by themselves."""
 
 from __future__ import annotations
 
@@ -12,15 +9,15 @@ from torch import Tensor
 from triton import next_power_of_2
 
 from hybrid_engine.kernels.ssm.meta import StateMeta
-from hybrid_engine.kernels.ssm.triton_delta import delta_kernel
+from hybrid_engine.kernels.ssm.triton_delta import delta_update_kernel
 from hybrid_engine.kernels.ssm.triton_delta_pieces import delta_output_kernel, delta_pass_kernel, delta_prepare_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
 _MIN_DOT = 16
 _STATE_ELEMENTS = 4096
-"""Of a head's state in a program that goes token by token: 32 registers a thread."""
-_VALUE_COLUMNS = 64
-"""Columns of values that a program takes, or takes at a time, where all pieces are computed at once."""
+"""Of a head's state in a program that takes one step: 32 registers a thread."""
+_KEY_COLUMNS, _VALUE_COLUMNS = 64, 64
+"""Columns of keys and values that a program takes at a time where all pieces are computed at once."""
 _PASS = {torch.bfloat16: (32, 8), torch.float32: (16, 4)}
 """Those that a program takes from piece to piece, and its warps, by the inputs' dtype."""
 
@@ -48,12 +45,17 @@ def gated_delta_rule(
     num_heads, num_keys, num_values = state_SHND.shape[1:]
     A_H = A_H.contiguous()
     dt_bias = A_H if dt_bias_HN is None else dt_bias_HN.contiguous()
-    sizes = {"HEADS_IN_GROUP": num_heads // q_TGN.shape[1], "KEYS": num_keys, "VALUES": num_values}
+    sizes = {
+        "HEADS_IN_GROUP": num_heads // q_TGN.shape[1],
+        "KEYS": num_keys,
+        "VALUES": num_values,
+        "IS_BY_ROW": is_by_row,
+    }
     has_history_R = meta.has_history_R.view(torch.uint8)  # a bool is no mask in Triton's interpreter
-    if is_by_row or meta.host.has_single_queries:
+    if meta.host.has_single_queries:
         padded = next_power_of_2(num_keys)
         columns = max(1, min(next_power_of_2(num_values), _STATE_ELEMENTS // padded))
-        delta_kernel[(len(meta.slots_R), num_heads, -(-num_values // columns))](
+        delta_update_kernel[(len(meta.slots_R), num_heads, -(-num_values // columns))](
             q_TGN,
             k_TGN,
             v_THD,
@@ -77,14 +79,12 @@ def gated_delta_rule(
             *dt_THN.stride()[:2],
             *b_TH.stride(),
             state_SHND.stride(0),
-            IS_BY_ROW=is_by_row,
             HAS_BIAS=dt_bias_HN is not None,
-            ARE_SINGLES_ALONE=not is_by_row,
             KEYS_PADDED=padded,
             PROGRAM=columns,
             **sizes,
         )
-    if is_by_row or meta.host.most_queries == 1:
+    if meta.host.most_queries == 1:
         return out_THD
     pieces = meta.pieces(chunk)
     num_tokens = max(_MIN_DOT, next_power_of_2(chunk))
@@ -101,9 +101,10 @@ def gated_delta_rule(
     matrices = empty(*grid, num_tokens, num_tokens)
     inverses = torch.zeros_like(matrices)
     keys, values = empty(*grid, num_tokens, num_keys), empty(*grid, num_tokens, num_values)
-    decays = empty(*grid, num_tokens, dtype=torch.float64)
+    decays = empty(*grid, num_tokens, dt_THN.shape[2], dtype=torch.float64)
     before = empty(*grid, num_keys, num_values)
     delta_prepare_kernel[grid](
+        q_TGN,
         k_TGN,
         v_THD,
         dt_THN,
@@ -117,11 +118,13 @@ def gated_delta_rule(
         values,
         decays,
         beta_scale,
+        *q_TGN.stride()[:2],
         *k_TGN.stride()[:2],
         *v_THD.stride()[:2],
         *dt_THN.stride()[:2],
         *b_TH.stride(),
         HAS_BIAS=dt_bias_HN is not None,
+        KEY_COLUMNS=min(_KEY_COLUMNS, options["KEYS_PADDED"]),
         COLUMNS=_VALUE_COLUMNS,
         **options,
     )
@@ -145,15 +148,14 @@ def gated_delta_rule(
     )
     delta_output_kernel[(*grid, -(-num_values // _VALUE_COLUMNS))](
         q_TGN,
-        k_TGN,
         pieces.bounds,
         before,
         values,
         decays,
+        matrices,
         out_THD,
         num_keys**-0.5,
         *q_TGN.stride()[:2],
-        *k_TGN.stride()[:2],
         COLUMNS=_VALUE_COLUMNS,
         **options,
     )

@@ -90,7 +90,13 @@ class Subject:
         return answers
 
 
-@pytest.fixture(scope="module", params=tiny_hybrids.NAMES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name in tiny_hybrids.LIKE_OTHERS else ())
+        for name in tiny_hybrids.NAMES
+    ],
+)
 def subject(request, byte_tokenizer, ids, tmp_path_factory) -> Subject:
     tiny = tiny_hybrids.make(request.param, tmp_path_factory.mktemp("hybrid"))
     model = load_model(open_checkpoint(tiny.folder), dtype=torch.float32)

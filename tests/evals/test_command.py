@@ -49,7 +49,7 @@ def test_eval_prints_scores_and_writes_a_report_and_a_page(run, tmp_path):
     [
         (["--tasks", "needel_map"], "did you mean 'needle_map'"),
         (["--lengths", "1k,two"], "must be numbers of tokens with commas between"),
-        (["--lengths", "32"], "give a length of at least"),
+        (["--lengths", "32"], "give a length of about that or more"),
         (["--answer-tokens", "590"], "the answer may take 590"),
     ],
     ids=" ".join,

@@ -11,7 +11,7 @@ import pytest
 from hybrid_engine import tiny_hybrid
 from hybrid_engine.errors import PromptTooLongError, RequestError
 
-pytest.importorskip("lm_eval", reason="the evals extra isn't installed: pip install -e '.[evals]'")
+pytest.importorskip("lm_eval.evaluator", reason="the evals extra isn't installed: pip install -e '.[evals]'")
 
 from lm_eval import simple_evaluate
 from lm_eval.api.instance import Instance
@@ -100,6 +100,12 @@ def test_a_context_that_does_not_fit_is_refused_and_cut_only_where_asked(model):
 def test_an_unknown_generation_setting_is_refused(model):
     with pytest.raises(RequestError, match="gen_kwargs has 'num_beams'"):
         model.generate_until(ask("generate_until", ("a", {"do_sample": True, "num_beams": 4})), disable_tqdm=True)
+
+
+def test_the_device_that_the_harness_asks_for_by_default_becomes_the_cpu_where_there_is_no_gpu(monkeypatch, caplog):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert HybridEngineLM(FOLDER, device="cuda:0", **SETTINGS).llm.max_model_len == 4096
+    assert "there is no GPU: the CPU computes" in caplog.text
 
 
 @pytest.mark.slow

@@ -63,6 +63,19 @@ def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(
         check_close(torch.cat(pieces), their_logits(theirs, text))
 
 
+@pytest.mark.slow
+@every_family
+def test_what_a_gpu_runs_gives_the_logits_of_transformers(name, tiny, paged_run, request):
+    theirs, ours = tiny(*FAMILIES[name]())
+    text, other = random_tokens(25), random_tokens(5, seed=2)
+    request.getfixturevalue("interpreted")  # from here on
+    run = paged_run(ours, num_requests=2)
+    steps = [{0: text[:20]}, {0: text[20:21], 1: other}, {0: text[21:]}]
+    found = [run.step(step) for step in steps]
+    check_close(torch.cat([logits[0] for logits in found]), their_logits(theirs, text))
+    check_close(found[1][1], their_logits(theirs, other))
+
+
 @every_family
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
     model_class, config = FAMILIES[name]()

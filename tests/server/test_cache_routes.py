@@ -11,6 +11,9 @@ TALK = [
     {"role": "assistant", "content": "it crosses a river"},
 ]
 
+ROOMY = {"num_blocks": 160, "max_model_len": 256}
+"""The longest request has place beside what is pinned."""
+
 
 @pytest.fixture
 def kept(tiny_model, tmp_path):
@@ -62,6 +65,52 @@ def test_a_session_of_one_client_is_none_of_anothers(serve):
     for header in headers:
         assert cached(server.http.post("/cache/restore", json=body, headers=header)) == 0
     assert cached(server.http.post("/cache/restore", json=body, headers=headers[0])) > 30
+
+
+def evict(server) -> None:
+    for number in range(30):
+        server.post("/v1/completions", prompt=f"{number} is another prompt altogether, of some length; " * 3)
+
+
+def test_a_pinned_prefix_stays_until_it_is_let_go(serve):
+    server = serve("hi", engine=ROOMY)
+    prompt = "the one that stays whatever else is asked"
+    pinned = server.post("/cache/pins", prompt=prompt, name="mine").json()
+    assert (pinned["name"], pinned["num_tokens"]) == ("mine", len(prompt))
+    evict(server)
+    assert server.http.get("/cache").json()["pins"] == [{"name": "mine", "num_tokens": len(prompt)}]
+    assert cached(server.post("/cache/restore", prompt=prompt + " and more")) >= len(prompt) - 4
+    assert server.http.delete("/cache/pins/mine").status_code == 200
+    evict(server)
+    assert cached(server.post("/cache/restore", prompt=prompt + " and more")) == 0
+    assert all(group["num_held"] == 0 for group in server.http.get("/cache").json()["groups"])
+
+
+def test_a_name_is_taken_once_and_let_go_once(serve):
+    server = serve("hi", engine=ROOMY)
+    for status in (200, 409):
+        assert server.post("/cache/pins", prompt="a prefix that stays", name="mine").status_code == status
+    for status in (200, 404):
+        assert server.http.delete("/cache/pins/mine").status_code == status
+    server.post("/cache/pins", prompt="a prefix that stays", name="mine")
+    server.http.post("/cache/reset")
+    assert server.http.get("/cache").json()["pins"] == []
+
+
+def test_a_prefix_that_is_not_cached_is_not_pinned_and_leaves_its_name(serve):
+    server = serve("hi", engine=ROOMY | {"enable_prefix_caching": False})
+    for _ in range(2):
+        response = server.post("/cache/pins", prompt="a prefix", name="mine")
+        assert (response.status_code, response.json()["error"]["code"]) == (409, "not_cached")
+
+
+def test_nobody_lets_go_what_another_client_has_pinned(serve):
+    server = serve("hi", api_keys=("alpha", "beta"), engine=ROOMY)
+    alpha, beta = ({"authorization": f"Bearer {key}"} for key in ("alpha", "beta"))
+    server.http.post("/cache/pins", json={"prompt": "a prefix that stays", "name": "mine"}, headers=alpha)
+    assert server.http.delete("/cache/pins/mine", headers=beta).status_code == 404
+    assert server.http.get("/cache", headers=beta).json()["pins"] == []
+    assert server.http.delete("/cache/pins/mine", headers=alpha).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def serve():
 
 def report(name: str, counts: Counts) -> None:
     print(
-        f"{name}: {counts.answers} answers, {len(counts.wrong)} wrong, {counts.left} left, {counts.refused} refused, "
+        f"{name}: {counts.answers} answers, {len(counts.wrong)} wrong, "
+        f"{counts.misremembered} misremembered, {counts.left} left, {counts.refused} refused, "
         f"{counts.waited} told to wait, {counts.late} too late; gaps between news: p50 {counts.gap(50) * 1e3:.1f} ms, "
         f"p99 {counts.gap(99) * 1e3:.1f} ms"
     )

@@ -27,6 +27,8 @@ class Counts:
     late: int = 0
     cut: int = 0
     """Streams that ended without an end, since the server is gone."""
+    misremembered: int = 0
+    """Wrong answers that the model also gives when it computes everything."""
     wrong: list[str] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
 
@@ -131,9 +133,19 @@ class Agent:
             return False
         self.counts.answers += 1
         if self.code not in text:
-            self.counts.wrong.append(f"{text!r} instead of {self.code}")
+            await self._look_into(text)
         self.messages += [self.question, {"role": "assistant", "content": text}]
         return True
+
+    async def _look_into(self, text: str) -> None:
+        """Ask once more, nothing found in the cache: it is the cache's fault unless the model says the same again."""
+        body = {"messages": [*self.messages, self.question], "max_tokens": 12, "temperature": 0}
+        response = await self.http.post(CHAT, json=body | {"skip_reading_prefix_cache": True})
+        again = response.json()["choices"][0]["message"]["content"] if response.status_code == 200 else None
+        if again == text:
+            self.counts.misremembered += 1
+        else:
+            self.counts.wrong.append(f"{text!r} instead of {self.code}; {again!r} without the cache")
 
 
 async def run_agents(url: str, num_agents: int, seconds: float, *, is_rude: bool = True) -> Counts:

@@ -82,7 +82,7 @@ class TierDevice(FakeDevice):
 
 
 class TierBench(Bench):
-    """A Bench whose scheduler has a host tier of so many slots."""
+    """A Bench whose scheduler has a host tier of so many slots; what was used longest ago goes first."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class TierBench(Bench):
         seed: int = 0,
         **config,
     ) -> None:
-        super().__init__(specs, num_blocks, **config)
+        super().__init__(specs, num_blocks, **{"eviction_policy": "lru"} | config)
         chance = random.Random(seed)
         self.store = FlakyStore(host_slots, loses=loses, rng=chance)
         self.tiers = TieredConnector(self.coordinator, self.store)

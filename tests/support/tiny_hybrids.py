@@ -254,6 +254,8 @@ THEIRS: dict[str, Callable] = {
 }
 THREE_KINDS = "three kinds"
 NAMES = (*THEIRS, THREE_KINDS)
+LIKE_OTHERS = ("falcon_mamba", "lfm2_moe", "recurrent_gemma", "zamba")
+"""What keeps nothing that another one doesn't keep too: tested when there is time."""
 
 
 @dataclass

@@ -39,9 +39,10 @@ def test_padding_touches_no_slot(make_op):
     torch.testing.assert_close(states, wanted, equal_nan=True)
 
 
-def test_pieces_of_the_delta_rule_longer_than_a_block_of_its_inverse(make_any_delta):
+@pytest.mark.parametrize("is_by_row", [False, True])
+def test_pieces_of_the_delta_rule_longer_than_a_block_of_its_inverse(make_any_delta, is_by_row):
     """Keys that are alike: what is written depends on all that was written before it in the piece."""
-    op = make_any_delta(75, heads=2, groups=1, chunk=40)
+    op = make_any_delta(75, heads=2, groups=1, chunk=40, is_by_row=is_by_row)
     op.check(op.slots(3, [1]), StateMeta.build(num_queries=[75], slots=[1], has_history=[True], captures=[(0, 50, 2)]))
 
 
