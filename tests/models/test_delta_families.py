@@ -1,66 +1,21 @@
-"""Logits of families with delta nets against transformers, in float32, one forward of the whole text by theirs.
-
-Theirs never continues a cache here: that isn't right in all of them, and nothing here depends on it.
-"""
+"""What only families with delta nets need; what all need is in test_families.py."""
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import pairwise
 
 import pytest
 import torch
 from delta_families import FAMILIES
+from logits import check_close, random_tokens, their_logits
 from safetensors.torch import load_file, save_file
 
 from hybrid_engine.errors import CheckpointError
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
-TOLERANCE = 1e-3
-"""Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
-
 every_family = pytest.mark.parametrize("name", FAMILIES)
-
-
-def random_tokens(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(0, 99, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-@torch.inference_mode()
-def their_logits(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
-    return model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
-
-
-def check_close(logits_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
-    deviation = expected_TV.std().item()
-    assert deviation > 0.05
-    torch.testing.assert_close(logits_TV, expected_TV, rtol=0, atol=TOLERANCE * deviation)
-
-
-@every_family
-@pytest.mark.parametrize("length", [48, 200])
-def test_logits_equal_transformers(name, length, tiny, paged_run):
-    theirs, ours = tiny(*FAMILIES[name]())
-    tokens = random_tokens(length)
-    check_close(paged_run(ours, max_tokens=length).step({0: tokens})[0], their_logits(theirs, tokens))
-
-
-@every_family
-def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(name, tiny, paged_run):
-    theirs, ours = tiny(*FAMILIES[name]())
-    texts = [random_tokens(length, seed=length) for length in (61, 40, 23)]
-    run = paged_run(ours, num_requests=3)
-    bounds = [(0, 1, 8, 9, 29, 55, 58, *range(59, 62)), (0, 25, *range(26, 41)), tuple(range(24))]
-    found: list[list[torch.Tensor]] = [[], [], []]
-    spans = [list(pairwise(bound)) for bound in bounds]
-    for step in range(max(map(len, spans))):
-        chunks = {i: texts[i][slice(*spans[i][step])] for i in range(3) if step < len(spans[i])}
-        for request, logits_TV in run.step(chunks).items():
-            found[request].append(logits_TV)
-    for text, pieces in zip(texts, found, strict=True):
-        check_close(torch.cat(pieces), their_logits(theirs, text))
 
 
 @pytest.mark.slow
@@ -74,21 +29,6 @@ def test_what_a_gpu_runs_gives_the_logits_of_transformers(name, tiny, paged_run,
     found = [run.step(step) for step in steps]
     check_close(torch.cat([logits[0] for logits in found]), their_logits(theirs, text))
     check_close(found[1][1], their_logits(theirs, other))
-
-
-@every_family
-def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
-    model_class, config = FAMILIES[name]()
-    exact, _ = tiny(model_class, config)
-    save_tiny(model_class, config, tmp_path)
-    theirs = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
-    ours = load_model(open_checkpoint(tmp_path), dtype=torch.bfloat16, device=device)
-    tokens = random_tokens(50)
-    expected_TV = their_logits(exact, tokens)
-    our_error = (paged_run(ours).step({0: tokens})[0] - expected_TV).square().mean().sqrt()
-    their_error = (their_logits(theirs, tokens) - expected_TV).square().mean().sqrt()
-    # Half as much again: where a router wavers between two experts, either rounding may be the unlucky one.
-    assert our_error < 1.5 * their_error
 
 
 @pytest.mark.parametrize(

@@ -10,33 +10,24 @@ from itertools import pairwise
 import pytest
 import torch
 from attention_families import FAMILIES, GENERIC
+from delta_families import FAMILIES as DELTA
+from logits import check_close, random_tokens, their_logits
 
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
-TOLERANCE = 1e-3
-"""Of the logits' deviation: sums of some hundred float32 terms in another order, through a few layers."""
-
-MODELS = FAMILIES | GENERIC
-QUICK = (*FAMILIES, "deepseek_v3", "flint", "smollm3")
-every_family = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
-)
+ATTENTION = FAMILIES | GENERIC
+MODELS = ATTENTION | DELTA
+QUICK = (*FAMILIES, *DELTA, "deepseek_v3", "flint", "smollm3")
 
 
-def random_tokens(count: int, seed: int = 1) -> list[int]:
-    return torch.randint(0, 99, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+def each(names):
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    )
 
 
-@torch.inference_mode()
-def their_logits(model: torch.nn.Module, token_ids: list[int]) -> torch.Tensor:
-    return model(torch.tensor([token_ids]), use_cache=False).logits[0].float()
-
-
-def check_close(logits_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
-    deviation = expected_TV.std().item()
-    assert deviation > 0.05
-    torch.testing.assert_close(logits_TV, expected_TV, rtol=0, atol=TOLERANCE * deviation)
+every_family = each(MODELS)
 
 
 @every_family
@@ -63,7 +54,7 @@ def test_three_texts_of_other_lengths_in_chunks_and_token_by_token_side_by_side(
         check_close(torch.cat(pieces), their_logits(theirs, text))
 
 
-@every_family
+@each(ATTENTION)
 def test_a_text_that_goes_on_in_anothers_blocks_is_as_cold(name, tiny, paged_run):
     _, ours = tiny(*MODELS[name]())
     text = random_tokens(70)
@@ -72,7 +63,7 @@ def test_a_text_that_goes_on_in_anothers_blocks_is_as_cold(name, tiny, paged_run
     for tables in run.tables.values():  # 36 tokens are nine blocks
         tables[1][:9] = tables[0][:9]
     run.token_ids[1] = text[:36]
-    torch.testing.assert_close(run.step({1: text[36:]})[1], cold_TV[36:], rtol=0, atol=TOLERANCE * cold_TV.std().item())
+    check_close(run.step({1: text[36:]})[1], cold_TV[36:])
 
 
 def test_longrope_turns_all_texts_by_the_factors_of_the_longest_that_the_model_may_reach(tiny, paged_run):
@@ -91,9 +82,9 @@ def test_longrope_turns_all_texts_by_the_factors_of_the_longest_that_the_model_m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *DELTA])
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(name, tmp_path, save_tiny, tiny, paged_run, device):
-    model_class, config = FAMILIES[name]()
+    model_class, config = MODELS[name]()
     exact, _ = tiny(model_class, config)
     save_tiny(model_class, config, tmp_path)
     theirs = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16, attn_implementation="eager").eval()
