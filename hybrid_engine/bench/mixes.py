@@ -17,7 +17,7 @@ from hybrid_engine.bench.geometry import CONFIGS, describe
 from hybrid_engine.bench.report import Figure, Report
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
-from hybrid_engine.errors import CapacityError
+from hybrid_engine.errors import CapacityError, PromptTooLongError
 from hybrid_engine.groups.layout import MemoryLayout, share_memory, split_memory
 from hybrid_engine.groups.spec import Group, group_layers
 from hybrid_engine.plan import MemoryPlan
@@ -164,7 +164,7 @@ def _split_concurrency(groups: Sequence[Group], memory_bytes: int, mix: Mix, sma
     ]
     try:
         return concurrency(groups, split_memory(groups, counts), mix)
-    except CapacityError:
+    except (CapacityError, PromptTooLongError):
         # The longest request of the mix doesn't fit: no split for it.
         return 0.0
 
