@@ -67,6 +67,8 @@ def compile_all(capability: int, only: str) -> None:
                 wrong += complaints(compiled, case, dtype, capability)
     if capability == 90 and not only:
         wrong += [f"{name} is in no case" for name in sorted(kernel_names() - seen)]
+    if not seen:
+        wrong.append(f"nothing was compiled for sm_{capability}")
     print(f"sm_{capability}: {len(seen)} kernels, Triton {triton.__version__}, {time.monotonic() - start:.0f} s")
     if wrong:
         sys.exit("\n".join(wrong))

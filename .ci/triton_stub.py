@@ -100,7 +100,8 @@ class _Driver:
         self.utils = _Utils(capability, record)
 
     def get_current_device(self) -> int:
-        return 0
+        # Triton keeps what it has compiled by device: each capability must be another one.
+        return self._capability
 
     def set_current_device(self, device: int) -> None:
         pass
