@@ -10,9 +10,9 @@ import pytest
 @pytest.mark.slow
 def test_no_request_makes_the_server_fail(gemma, tmp_path):
     described = gemma.http.get("/openapi.json").json()
-    for body in ("CompletionBody", "ChatBody", "ResponsesBody"):
+    for body in described["components"]["schemas"].values():
         # A deadline of nothing is answered with 504, as it should be.
-        described["components"]["schemas"].get(body, {"properties": {}})["properties"].pop("timeout_seconds", None)
+        body.get("properties", {}).pop("timeout_seconds", None)
     (tmp_path / "openapi.json").write_text(json.dumps(described))
     command = [sys.executable, "-m", "schemathesis.cli", "run", str(tmp_path / "openapi.json"), "--url", gemma.url]
     command += ["--checks", "not_a_server_error", "--max-examples", "40", "--phases", "examples,coverage,fuzzing"]
