@@ -142,8 +142,8 @@ def prefix(
     part: Annotated[
         str,
         typer.Option(
-            help="Of a trace: 1/2 takes the first, third, ... conversation, 2/2 the others: choose settings by one part, "
-            "report the other."
+            help="Of a trace: 1/2 takes the first, third, ... conversation, 2/2 the others: choose settings by one "
+            "part, report the other."
         ),
     ] = WHOLE_TRACE,
     model: Annotated[

@@ -123,11 +123,8 @@ def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = Non
         if is_kept[root]:
             calls.append(call)
     if not calls:
-        raise TraceError(
-            f"{path} holds no model calls of part {part.number}/{part.of}: give a trace with at least {part.number} sessions"
-            if is_kept
-            else f"{path} holds no model calls: give a trace with at least one"
-        )
+        which = f" in part {part.number}/{part.of}" if is_kept else ""
+        raise TraceError(f"{path} holds no model calls{which}: give a trace with at least one")
     return calls
 
 
