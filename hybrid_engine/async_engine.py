@@ -36,17 +36,22 @@ class AnswerStream(AsyncIterator[RequestOutput]):
         self._abort = abort
         self._deltas: deque[RequestOutput] = deque()
         self._error: Exception | None = None
-        self._has_news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """What waits for news."""
 
     async def __anext__(self) -> RequestOutput:
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if not self._unfinished:
-                raise StopAsyncIteration
-            self._has_news.clear()
-            await self._has_news.wait()
+        await self._wait()
+        if not self._deltas:
+            raise StopAsyncIteration
         return self._deltas.popleft()
+
+    async def read(self) -> list[RequestOutput]:
+        """Wait for what is new and return all of it, several steps' where the reader is behind; nothing: it is over."""
+        if not self._deltas:
+            await self._wait()
+        ready = list(self._deltas)
+        self._deltas.clear()
+        return ready
 
     async def collect(self) -> list[RequestOutput]:
         """Wait for the end and return each prompt's whole output, in the order in which they first had news."""
@@ -55,20 +60,30 @@ class AnswerStream(AsyncIterator[RequestOutput]):
             collectors.setdefault(delta.request_id, OutputCollector()).add(delta)
         return [collector.output() for collector in collectors.values()]
 
-    def take_ready(self) -> list[RequestOutput]:
-        """Return what has come and was not read yet, without waiting: a reader that is behind catches up at once."""
-        ready = list(self._deltas)
-        self._deltas.clear()
-        return ready
-
     def close(self, error: Exception | None = None) -> None:
         """End what still runs; what was not read yet is dropped. A reader that waits gets the error, or the end."""
         self._deltas.clear()
         unfinished, self._unfinished = self._unfinished, set()
         self._error = error
-        self._has_news.set()
+        self._wake()
         if unfinished:
             self._abort(sorted(unfinished))
+
+    async def _wait(self) -> None:
+        """Return when there is something to read, or nothing comes any more."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            if not self._unfinished:
+                return
+            # A bare future: an Event costs a stream more than all that is done with the token.
+            assert self._reader is None or self._reader.done(), "a stream has one reader"
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def _add(self, delta: RequestOutput) -> None:
         if delta.request_id not in self._unfinished:
@@ -76,7 +91,7 @@ class AnswerStream(AsyncIterator[RequestOutput]):
         if delta.finished:
             self._unfinished.discard(delta.request_id)
         self._deltas.append(delta)
-        self._has_news.set()
+        self._wake()
 
 
 class AsyncEngine:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hybrid_engine.async_engine import AnswerStream, AsyncEngine
 from hybrid_engine.engine import Prompt
@@ -169,7 +170,7 @@ def _class_priority(service_tier: str) -> int:
     return SERVICE_TIERS[service_tier]
 
 
-class Answering(AsyncIterator[RequestOutput]):
+class Answering:
     """What is new of some prompts, as it comes; counts it, and ends at the deadline."""
 
     def __init__(
@@ -182,25 +183,17 @@ class Answering(AsyncIterator[RequestOutput]):
         self._is_closed = False
         self._is_whole = False
         self._noted_prompts: set[str] = set()
-        self._answers: dict[tuple[str, int], tuple[int, float]] = {}
-        """Of each answer that goes on: its tokens, and when it last had news."""
+        self._answers: dict[tuple[str, int], _Progress] = {}
+        """Answers that go on, by prompt and index."""
         self._timer: asyncio.TimerHandle | None = None
         if timeout_seconds is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout_seconds, self._time_out, timeout_seconds)
 
-    async def __anext__(self) -> RequestOutput:
-        try:
-            delta = await anext(self._stream)
-        except StopAsyncIteration:
-            self._is_whole = True
-            raise
-        self._note(delta)
-        return delta
-
-    def take_ready(self) -> list[RequestOutput]:
-        """Return what has come besides, without waiting."""
-        ready = self._stream.take_ready()
+    async def read(self) -> list[RequestOutput]:
+        """Wait for what is new and return all of it; nothing when all has been read."""
+        ready = await self._stream.read()
+        self._is_whole = not ready
         for delta in ready:
             self._note(delta)
         return ready
@@ -238,11 +231,23 @@ class Answering(AsyncIterator[RequestOutput]):
             metrics.note_prompt(delta)
             self._service.prefixes.note(delta.prompt_token_ids, delta.num_cached_tokens)
         for output in delta.outputs:
-            key = (delta.request_id, output.index)
-            num_tokens, last = self._answers.pop(key, (0, None))
-            num_tokens += len(output.token_ids)
-            metrics.note_tokens(len(output.token_ids), None if last is None else now - last)
-            if output.finish_reason is None:
-                self._answers[key] = (num_tokens, now)
+            key, num_new = (delta.request_id, output.index), len(output.token_ids)
+            answer = self._answers.get(key)
+            if answer is None:
+                answer = self._answers[key] = _Progress()
+                metrics.news.note(num_new)
             else:
-                metrics.note_end(output.finish_reason, num_tokens, time.time() - delta.metrics.arrival_time)
+                metrics.news.note(num_new, now - answer.last_news)
+            answer.num_tokens += num_new
+            answer.last_news = now
+            if output.finish_reason is not None:
+                del self._answers[key]
+                metrics.note_end(output.finish_reason, answer.num_tokens, time.time() - delta.metrics.arrival_time)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far an answer is."""
+
+    num_tokens: int = 0
+    last_news: float = 0.0
