@@ -99,6 +99,10 @@ class Service:
             return cache_salt or ""
         return json.dumps([tenant, cache_salt or ""])
 
+    def is_own_salt(self, tenant: str | None, salt: str) -> bool:
+        """Return whether a client may know what is cached under a salt that `salt` has returned for it or another."""
+        return tenant is None or self.settings.share_cache or json.loads(salt)[0] == tenant
+
     async def submit(self, prompts: Sequence[Prompt], *, timeout_seconds: float | None = None) -> Answering:
         """Have prompts answered; whoever gets the Answering must close it.
 
@@ -179,6 +183,7 @@ class Answering:
         self._service = service
         self._stream = stream
         self._prompts = prompts
+        self._salt = prompts[0].cache_salt  # a request has one, however many its prompts are
         self._start = time.monotonic()
         self._is_closed = False
         self._is_whole = False
@@ -229,7 +234,7 @@ class Answering:
         if delta.request_id not in self._noted_prompts:
             self._noted_prompts.add(delta.request_id)
             metrics.note_prompt(delta)
-            self._service.prefixes.note(delta.prompt_token_ids, delta.num_cached_tokens)
+            self._service.prefixes.note(self._salt, delta.prompt_token_ids, delta.num_cached_tokens)
         for output in delta.outputs:
             key, num_new = (delta.request_id, output.index), len(output.token_ids)
             answer = self._answers.get(key)
