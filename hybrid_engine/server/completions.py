@@ -29,7 +29,7 @@ async def complete(service: Service, body: CompletionBody, request: Request, ten
     """Answer a request for completions, at once or as a stream."""
     model = service.check_model(body.model)
     _check(body)
-    writer = _Writer(body, f"cmpl-{uuid.uuid4().hex}", model)
+    writer = Writer(body, f"cmpl-{uuid.uuid4().hex}", model)
     prompts = await _prompts(service, body, writer, tenant)
     if writer.echoes and body.logprobs is not None:
         writer.first_texts = {
@@ -63,7 +63,7 @@ def _check(body: CompletionBody) -> None:
         )
 
 
-async def _prompts(service: Service, body: CompletionBody, writer: _Writer, tenant: str | None) -> list[Prompt]:
+async def _prompts(service: Service, body: CompletionBody, writer: Writer, tenant: str | None) -> list[Prompt]:
     contents = _contents(body.prompt)
     if not 1 <= len(contents) <= service.settings.max_prompts:
         raise ApiError(
@@ -124,7 +124,7 @@ class _Choice:
     """Writes what goes on and is text only."""
 
 
-class _Writer:
+class Writer:
     """Writes one request's answers, whole or in chunks."""
 
     def __init__(self, body: CompletionBody, completion_id: str, model: str) -> None:
