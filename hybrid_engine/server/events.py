@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,27 @@ async def _watch(receive: Receive, answering: Answering) -> None:
     answering.abandon()
 
 
+def run_until_wait(work: Awaitable[None]) -> Awaitable[None] | None:
+    """Run what could be awaited until it waits; return what is left of it, to be awaited by a task, or None."""
+    steps = work.__await__()
+    try:
+        return _Rest(next(steps), steps)
+    except StopIteration:
+        return None
+
+
+class _Rest(Awaitable[None]):
+    """What something has yet to do after what it waits for."""
+
+    def __init__(self, waits_for: Any, steps: Generator[Any, Any, None]) -> None:
+        self._waits_for = waits_for
+        self._steps = steps
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield self._waits_for
+        yield from self._steps
+
+
 class EventWriter(Protocol):
     """Writes an answer as events."""
 
@@ -86,23 +107,25 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events. An error becomes the last of them: the status was sent long before."""
 
+        def write(body: bytes, *, is_last: bool = False) -> Awaitable[None]:
+            return send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+        def write_news(ready: list[RequestOutput]) -> Awaitable[None] | None:
+            body = self._writer.write(ready)
+            return run_until_wait(write(body)) if body else None
+
         async def stream() -> None:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                body = self._writer.begin()
-                while True:
-                    if body:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                    ready = await self._answering.read()
-                    if not ready:
-                        break
-                    body = self._writer.write(ready)
+                if body := self._writer.begin():
+                    await write(body)
+                await self._answering.watch(write_news)
                 last = self._writer.end()
             except ApiError as error:
                 last = event(error.body())
             except HybridEngineError as error:
                 last = event(as_api_error(error).body())
-            await send({"type": "http.response.body", "body": last + self._end, "more_body": False})
+            await write(last + self._end, is_last=True)
 
         with suppress(ClientGoneError, OSError):
             await while_connected(receive, self._answering, stream)

@@ -6,10 +6,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
-from hybrid_engine.async_engine import AnswerStream, AsyncEngine
+from hybrid_engine.async_engine import AnswerStream, AsyncEngine, OnNews
 from hybrid_engine.engine import Prompt
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, ClientGoneError
@@ -202,6 +202,17 @@ class Answering:
         for delta in ready:
             self._note(delta)
         return ready
+
+    async def watch(self, on_news: OnNews) -> None:
+        """Have a function called with all that is new as soon as it comes; see AnswerStream."""
+
+        def note(ready: list[RequestOutput]) -> Awaitable[None] | None:
+            for delta in ready:
+                self._note(delta)
+            return on_news(ready)
+
+        await self._stream.watch(note)
+        self._is_whole = True
 
     def abandon(self) -> None:
         """End it because the client is gone; a reader that waits gets ClientGoneError."""

@@ -1,5 +1,6 @@
 """How a stream is written: what is written once and what again, with the same bytes."""
 
+import asyncio
 import json
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from hybrid_engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from hybrid_engine.server.chat_writer import ChatWriter
 from hybrid_engine.server.completions import Writer
-from hybrid_engine.server.events import TextEvents
+from hybrid_engine.server.events import TextEvents, run_until_wait
 from hybrid_engine.server.metrics import ServerMetrics
 from hybrid_engine.server.parsing.base import PlainParser
 from hybrid_engine.server.protocol import ChatBody, CompletionBody
@@ -71,3 +72,24 @@ def test_news_are_counted_and_their_gaps_sorted_into_buckets():
     bucket = "vllm:inter_token_latency_seconds_bucket"
     assert [lines[bucket + limit] for limit in ("0.01", "0.02", "640.0", "+Inf")] == [0, 1, 1, 2]
     assert lines["vllm:inter_token_latency_seconds_sum"] == 1000.015
+
+
+def test_what_need_not_wait_has_ended_at_once_and_what_must_is_ended_by_a_task():
+    done = []
+
+    async def send(gate, name):
+        if gate is not None:
+            await gate.wait()
+            await asyncio.sleep(0)
+        done.append(name)
+
+    async def use():
+        gate = asyncio.Event()
+        assert run_until_wait(send(None, "free")) is None
+        rest = run_until_wait(send(gate, "blocked"))
+        assert done == ["free"]
+        gate.set()
+        await rest
+
+    asyncio.run(use())
+    assert done == ["free", "blocked"]
