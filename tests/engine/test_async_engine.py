@@ -133,6 +133,8 @@ def test_a_reader_that_is_behind_catches_up_at_once(scripted, ids):
 
 
 def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_blocked(scripted, ids):
+    may_step = threading.Event()
+
     async def use(engine):
         stream = await engine.submit(prompts(ids, "one"))
         told, gate = [], asyncio.Event()
@@ -142,6 +144,8 @@ def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_b
             return gate.wait() if len(told) == 2 else None
 
         watching = asyncio.create_task(stream.watch(on_news))
+        await asyncio.sleep(0)
+        may_step.set()
         while (await engine.call(take_snapshot)).num_running:
             pass
         before = list(told)
@@ -149,7 +153,7 @@ def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_b
         await watching
         return before, told
 
-    before, told = run(scripted("hello"), use)
+    before, told = run(scripted("hello", before_step=lambda plan: may_step.wait(10)), use)
     assert len(before) == 2
     assert (len(told), "".join(told)) == (3, "hello")
 
