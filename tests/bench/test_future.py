@@ -1,4 +1,4 @@
-"""Who knows the future: a use falls to the longest checkpoint that is left for it, and goes back when that one returns."""
+"""Who knows the future: a use falls to the longest checkpoint that is left for it, and goes back when it returns."""
 
 import math
 
