@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hybrid_engine.bench.gpu_attention_work import Heads, make_attention
 from hybrid_engine.bench.gpu_work import (
-    Heads,
     Scan,
     Work,
     make_activation,
-    make_attention,
     make_conv,
     make_copies,
     make_delta,
@@ -66,6 +65,10 @@ def cases() -> Iterator[Case]:
         yield Case(f"decode, {heads.name}", _bind(make_attention, heads, [1, 1, 1], [1, 300, 4000]), dtypes)
         mixed = _bind(make_attention, heads, [300, 1, 77, 0, 2], [300, 900, 1400, 9, 1300])
         yield Case(f"prefill, {heads.name}", mixed, dtypes, has_wgmma=True)
+    for heads in (HEADS[1], Heads("gemma3 4b, full", 8, 4, 256), Heads("a head each", 8, 8, 64)):
+        dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
+        shared = _bind(make_attention, heads, [1] * 16, [4096 + 60 + i for i in range(16)], 256)
+        yield Case(f"decode, a shared prefix, {heads.name}", shared, dtypes, has_wgmma=True)
     for size, rotary in ((256, 256), (96, 48), (64, 0)):
         yield Case(f"split, norm, turn, write: heads of {size}", _bind(make_qkv, 8, 4, size, rotary))
     yield Case("write keys and values", make_write)

@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: the launches of a whole forward are recorded once and played at one call.
 
-A graph is for a number of requests and of keys, both rounded up. Requests that fill up the number touch nothing: their
-tokens go to no slot, their states to none, and nobody reads what comes out for them.
+A graph is for a number of requests, of keys and of tiles of shared keys, all rounded up. Requests that fill up the
+number touch nothing: their tokens go to no slot, their states to none, and nobody reads what comes out for them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DecodeGraphs:
 
     def run(self, plan: StepPlan) -> Decoded:
         """Play the graph that fits the plan."""
-        shape = DecodeShape.covering(len(plan.request_ids), max(plan.num_computed_tokens) + 1)
+        shape = self._batch.decode_shape(plan)
         recording = self._recordings.get(shape)
         if recording is None:
             recording = self._recordings[shape] = self._record(plan, shape)
@@ -102,5 +102,7 @@ def _touch_nothing(packed: PackedBatch) -> None:
         if isinstance(meta, AttentionMeta):
             meta.slots_T.fill_(-1)
             meta.num_keys.fill_(0)
+            if meta.shared is not None:
+                meta.shared.tiles_XC.fill_(-1)
         else:
             meta.slots_R.fill_(-1)

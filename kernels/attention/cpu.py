@@ -14,8 +14,12 @@ _LANES = 16
 """The C++ takes head sizes that are a multiple of this, as all models' are; others go through torch."""
 _MAX_HEAD_SIZE = 1024
 
-_ATTENTION = "pppppppp" + "l" * 16 + "ff?"
+_ATTENTION = "ppppppppp" + "l" * 20 + "ff?"
 _QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 12 + "f?"
+
+_SHARED_QUERIES = 17
+_SHARED_HEADS = 16
+"""Requests of more tokens, or with more heads on a kv head, have rows enough to repay reading keys by themselves."""
 
 copy_blocks = reference.copy_blocks
 
@@ -75,7 +79,7 @@ def attention(
 ) -> Tensor:
     """As reference.attention."""
     native = library.load()
-    num_tokens, num_heads, head_size = q_THD.shape
+    num_tokens, num_heads, _ = q_THD.shape
     if native is None or not _can_run(k_cache_BKPD, v_cache_BKPD):
         return fallback.attention(
             q_THD,
@@ -92,7 +96,8 @@ def attention(
     if sinks_H is not None:
         sinks_H = sinks_H.float().contiguous()
     tables_RB = meta.block_tables_RB if meta.block_tables_RB.stride(1) == 1 else meta.block_tables_RB.contiguous()
-    out_THD = torch.empty(num_tokens, num_heads, head_size, dtype=q_THD.dtype)
+    tiles_XC = None if meta.shared is None else meta.shared.tiles_XC.contiguous()
+    out_THD = torch.empty(num_tokens, num_heads, v_cache_BKPD.shape[3], dtype=q_THD.dtype)
     run = native.attention_bf16 if q_THD.dtype == torch.bfloat16 else native.attention_float
     is_done = run(
         q_THD.data_ptr(),
@@ -103,14 +108,17 @@ def attention(
         meta.num_keys.data_ptr(),
         tables_RB.data_ptr(),
         None if sinks_H is None else sinks_H.data_ptr(),
+        None if tiles_XC is None else tiles_XC.data_ptr(),
         meta.num_keys.shape[0],
         num_heads,
         *k_cache_BKPD.shape,
+        v_cache_BKPD.shape[3],
         *q_THD.stride()[:2],
-        *k_cache_BKPD.stride()[:2],
-        *v_cache_BKPD.stride()[:2],
+        *k_cache_BKPD.stride()[:3],
+        *v_cache_BKPD.stride()[:3],
         tables_RB.stride(0),
         tables_RB.shape[1],
+        0 if tiles_XC is None else len(tiles_XC),
         window or 0,
         chunk or 0,
         scale,
@@ -123,6 +131,12 @@ def attention(
             f"{list(tables_RB.shape)} don't fit each other, or a visible entry leaves [0, {k_cache_BKPD.shape[0]})"
         )
     return out_THD
+
+
+def most_shared_queries(*, heads_per_kv: int, head_size: int) -> int:
+    """A token and its drafts."""
+    is_native = library.load() is not None and head_size % _LANES == 0 and head_size <= _MAX_HEAD_SIZE
+    return _SHARED_QUERIES if is_native and heads_per_kv <= _SHARED_HEADS else 0
 
 
 def qkv_norm_rope_write(

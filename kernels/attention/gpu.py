@@ -14,8 +14,10 @@ from triton import next_power_of_2
 
 from hybrid_engine.kernels.attention import fallback, reference
 from hybrid_engine.kernels.attention.meta import AttentionMeta
+from hybrid_engine.kernels.attention.shared import SHARED_UNIT, TILE_MEMBERS, SharedKeys
 from hybrid_engine.kernels.attention.triton_decode import decode_kernel, merge_kernel
 from hybrid_engine.kernels.attention.triton_prefill import prefill_kernel
+from hybrid_engine.kernels.attention.triton_shared import shared_kernel
 from hybrid_engine.kernels.attention.triton_write import copy_kernel, qkv_norm_rope_write_kernel, write_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
@@ -56,6 +58,15 @@ def decode_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
     if dtype == torch.float32 or size_padded > 256:
         return Tiles(rows=_MIN_DOT, keys=16 if size_padded > 128 else 32, num_warps=8, num_stages=1)
     return Tiles(rows=_MIN_DOT, keys=64 if size_padded <= 128 else 32, num_warps=4, num_stages=3)
+
+
+def shared_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
+    """The table of decode over shared keys, whose rows are the heads of several requests."""
+    if dtype == torch.float32:
+        return prefill_tiles(dtype, size_padded)
+    if size_padded <= 128:
+        return Tiles(rows=64, keys=64, num_warps=4, num_stages=1)
+    return Tiles(rows=64, keys=16, num_warps=8, num_stages=1)
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
@@ -183,6 +194,8 @@ def _decode(
 ) -> None:
     (_, num_heads, size), num_rows = q_THD.shape, len(meta.num_keys)
     is_whole = num_splits == 1 and sinks_H is None
+    members = _members_of_program(q_THD.dtype, options["PADDED"], options["GROUP"])
+    shared = None if is_whole or members < 2 else meta.shared
     part, lse = out_THD, out_THD
     if not is_whole:
         part = torch.empty(num_rows, num_heads, num_splits, size, dtype=torch.float32, device=q_THD.device)
@@ -196,14 +209,18 @@ def _decode(
         meta.query_starts,
         meta.num_keys,
         tables_RB,
+        meta.num_keys if shared is None else shared.spans_R2,
         GROUP_PADDED=max(tiles.rows, next_power_of_2(options["GROUP"])),
         SPLIT=SPLIT_TOKENS,
         TILE=tiles.keys,
+        HAS_SHARED=shared is not None,
         IS_WHOLE=is_whole,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **options,
     )
+    if shared is not None:
+        _decode_shared(q_THD, caches, (part, lse), meta, tables_RB, shared, members, options)
     if not is_whole:
         merge_kernel[(num_rows, num_heads)](
             part,
@@ -218,6 +235,52 @@ def _decode(
             TILE=_MERGE_SPLITS,
             HAS_SINKS=sinks_H is not None,
         )
+
+
+def _decode_shared(
+    q_THD: Tensor,
+    caches: tuple[Tensor, Tensor],
+    parts: tuple[Tensor, Tensor],
+    meta: AttentionMeta,
+    tables_RB: Tensor,
+    shared: SharedKeys,
+    members: int,
+    options: dict,
+) -> None:
+    assert SHARED_UNIT % SPLIT_TOKENS == 0, (SHARED_UNIT, SPLIT_TOKENS)
+    tiles = shared_tiles(q_THD.dtype, options["PADDED"])
+    num_programs = len(shared.tiles_XC) * -(-TILE_MEMBERS // members)
+    most_splits = -(-meta.extent.most_keys_of_single_queries // SPLIT_TOKENS)
+    shared_kernel[(num_programs, caches[0].shape[1], most_splits)](
+        q_THD,
+        *caches,
+        *parts,
+        meta.query_starts,
+        meta.num_keys,
+        tables_RB,
+        shared.tiles_XC,
+        parts[1].shape[2],
+        MEMBERS=members,
+        TILE_MEMBERS=TILE_MEMBERS,
+        ROWS=max(_MIN_DOT, next_power_of_2(members * options["GROUP"])),
+        SPLIT=SPLIT_TOKENS,
+        TILE=tiles.keys,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **options,
+    )
+
+
+def _members_of_program(dtype: torch.dtype, size_padded: int, heads_per_kv: int) -> int:
+    """Requests whose heads are the rows of one program."""
+    return min(TILE_MEMBERS, shared_tiles(dtype, size_padded).rows // heads_per_kv)
+
+
+def most_shared_queries(*, heads_per_kv: int, head_size: int) -> int:
+    """One: others are prefill's."""
+    size_padded = max(_MIN_DOT, next_power_of_2(head_size))
+    is_useful = _members_of_program(torch.bfloat16, size_padded, heads_per_kv) > 1 and head_size <= _MAX_HEAD_SIZE
+    return int(is_useful)
 
 
 def _num_splits(num_keys: int, limit: int) -> int:

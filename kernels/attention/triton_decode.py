@@ -21,6 +21,15 @@ def lowest_seen(position, window, chunk):
 
 
 @triton.jit
+def is_covered(start, SPLIT: tl.constexpr, first_key, end_key, lowest, num_keys):
+    """Whether a request's split from `start` on is computed with others', for whom it shares keys up to end_key.
+
+    One that the query sees in part is not.
+    """
+    return (start >= tl.maximum(first_key, lowest)) & (start + SPLIT <= tl.minimum(end_key, num_keys))
+
+
+@triton.jit
 def scores_of(q, k, scale, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
     """Scores of a tile of queries [M, D] and keys [N, D], capped and in units of log2."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
@@ -39,6 +48,7 @@ def decode_kernel(
     starts_ptr,
     num_keys_ptr,
     tables_ptr,
+    spans_ptr,
     scale,
     softcap,
     window,
@@ -60,12 +70,14 @@ def decode_kernel(
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One request, one kv head with all its query heads, one split of the keys.
 
-    part: float32 [R, H, splits, D] with lse [R, H, splits]; or, IS_WHOLE, the result [T, H, D] itself.
+    part: float32 [R, H, splits, D] with lse [R, H, splits]; or, IS_WHOLE, the result [T, H, D] itself. HAS_SHARED:
+    spans [R, 2] says which keys are shared_kernel's.
     """
     i_row, i_head, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = tl.load(starts_ptr + i_row).to(tl.int64)
@@ -79,6 +91,10 @@ def decode_kernel(
     is_head = tl.arange(0, GROUP_PADDED) < GROUP
     is_query = is_head[:, None] & (o_size < SIZE)[None, :]
     q = tl.load(q_ptr + token * stride_q_T + o_head[:, None] * stride_q_H + o_size[None, :], mask=is_query, other=0.0)
+    if HAS_SHARED:
+        first_shared, end_shared = tl.load(spans_ptr + 2 * i_row), tl.load(spans_ptr + 2 * i_row + 1)
+        if is_covered(split_start, SPLIT, first_shared, end_shared, lowest, num_keys):
+            return
     largest = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     out = tl.zeros([GROUP_PADDED, PADDED], tl.float32)

@@ -70,7 +70,7 @@ class FilledUp:
     def run(self, plan) -> Decoded:
         self.num_steps += 1
         num_requests = len(plan.request_ids)
-        shape = DecodeShape.covering(num_requests, max(plan.num_computed_tokens) + 1)
+        shape = self.runner._batch.decode_shape(plan)
         packed = self.runner._batch.pack(plan, shape=shape)
         assert len(packed.token_ids_T) == shape.num_requests > num_requests
         logits_RV = self.runner.model.logits(self.runner._forward(packed))

@@ -28,3 +28,15 @@ def test_values_of_another_size_go_through_torch(problem, dtype):
 
 def test_sinks_take_their_share_in_both(problem):
     problem(num_queries=[1, 1, 7], num_keys=[1, 300, 40], sinks_H=torch.randn(4)).check()
+
+
+def test_members_read_the_keys_that_they_share_from_the_table_of_one(shared_problem, dtype):
+    prefixes = [[("all", 96)], [("all", 96)], [("other", 2)]]
+    case = shared_problem(prefixes=prefixes, own_keys=[3, 270, 9], dtype=dtype, heads=6, window=1802)
+    case.check()
+    expected = case.run()
+    # Its first split is not inside the second one's window, and so its own to read.
+    case.meta.block_tables_RB[1, 16:96] = 0
+    assert torch.equal(case.run(), expected)
+    case.meta.block_tables_RB[1, 15] = 0
+    assert case.run()[1].isnan().all()
