@@ -105,17 +105,21 @@ extern "C" {
 ATTENTION(attention_float, float)
 ATTENTION(attention_bf16, bf16)
 
+// All strides in bytes.
 bool write_kv(const char* k, const char* v, char* k_cache, char* v_cache, const int64_t* slots, int64_t num_tokens,
-              int64_t num_blocks, int64_t num_heads, int64_t block_size, int64_t row_bytes, int64_t k_token, int64_t k_head,
-              int64_t v_token, int64_t v_head, int64_t k_cache_block, int64_t k_cache_head, int64_t v_cache_block,
-              int64_t v_cache_head, int32_t num_threads) {
+              int64_t num_blocks, int64_t num_heads, int64_t block_size, int64_t k_bytes, int64_t v_bytes, int64_t k_token,
+              int64_t k_head, int64_t v_token, int64_t v_head, int64_t k_cache_block, int64_t k_cache_head,
+              int64_t k_cache_slot, int64_t v_cache_block, int64_t v_cache_head, int64_t v_cache_slot,
+              int32_t num_threads) {
     if (!are_slots(slots, num_tokens, num_blocks * block_size)) return false;
-#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_heads * row_bytes > 1 << 17)
+#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_heads * (k_bytes + v_bytes) > 1 << 18)
     for (int64_t t = 0; t < num_tokens; t++) {
-        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size * row_bytes;
+        const int64_t block = slots[t] / block_size, slot = slots[t] % block_size;
+        char *k_to = k_cache + block * k_cache_block + slot * k_cache_slot;
+        char *v_to = v_cache + block * v_cache_block + slot * v_cache_slot;
         for (int64_t h = 0; h < num_heads; h++) {
-            memcpy(k_cache + block * k_cache_block + h * k_cache_head + offset, k + t * k_token + h * k_head, row_bytes);
-            memcpy(v_cache + block * v_cache_block + h * v_cache_head + offset, v + t * v_token + h * v_head, row_bytes);
+            memcpy(k_to + h * k_cache_head, k + t * k_token + h * k_head, k_bytes);
+            if (v_bytes) memcpy(v_to + h * v_cache_head, v + t * v_token + h * v_head, v_bytes);
         }
     }
     return true;

@@ -6,7 +6,7 @@
 #include "few_rows.h"
 
 constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
-constexpr int64_t SPLIT_ROWS = 16;        // up to so many rows, keys are split among tasks,
+constexpr int64_t SPLIT_ROWS = 16;        // of short chunks, and up to so many rows, keys are split among tasks,
 constexpr int64_t SPLIT_KEYS = 512;       // at absolute multiples: a result doesn't depend on a request's neighbours
 constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
                                           // token as in chunks of one: a verified text is the same to the last bit
@@ -70,7 +70,7 @@ struct Chunk {
 template <class T>
 bool can_share(const View<T>& view, const int32_t* row, const std::vector<Covered>& covered) {
     const int64_t first_key = row[0], end_key = row[1];
-    if (first_key % SPLIT_KEYS || end_key % SPLIT_KEYS || view.share() > SPLIT_ROWS) return false;
+    if (first_key % SPLIT_KEYS || end_key % SPLIT_KEYS) return false;
     for (const int32_t* member = row + 2; member < row + SHARED_COLUMNS && *member >= 0; member++) {
         const Chunk chunk = Chunk::of(view, *member);
         const Covered& before = covered[*member];
@@ -132,12 +132,14 @@ std::vector<Covered> plan_all_shared(const View<T>& view, int num_threads, Plan&
     return covered;
 }
 
-// The tile's rows against all keys that no shared task sees to. alike_rows: those that decide how it is computed.
+// The tile's rows against all keys that no shared task sees to.
+// How they are computed is decided by those of one token, where chunks are short.
 template <class T>
-void plan_tile(const View<T>& view, Task task, int64_t alike_rows, const Covered& covered, Plan& plan) {
+void plan_tile(const View<T>& view, Task task, bool is_short, const Covered& covered, Plan& plan) {
+    const int64_t alike_rows = view.share() * (is_short ? 1 : task.num_tokens);
     const int64_t rows = task.num_tokens * view.share();
     const int64_t start = view.lowest(task.position), end = task.position + task.num_tokens;
-    const int64_t step = alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
+    const int64_t step = is_short || alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
     task.is_few = alike_rows <= FEW_ROWS;
     task.is_split = (end - 1) / step > start / step;
     const int64_t first_part = plan.parts.size();
@@ -171,7 +173,7 @@ Plan make_plan(const View<T>& view, int num_threads) {
             for (int64_t token = 0; token < chunk.num_tokens; token += step) {
                 Task task{request, head, chunk.token + token, std::min(step, chunk.num_tokens - token),
                           chunk.position + token};
-                plan_tile(view, task, view.share() * (is_short ? 1 : task.num_tokens), covered[request], plan);
+                plan_tile(view, task, is_short, covered[request], plan);
             }
     }
     // The last are run first: those for several requests are long.
