@@ -128,7 +128,7 @@ def timed_works(device: torch.device) -> Iterator[tuple[str, Work, float | None]
     yield "mamba 1 scan, 2,048 tokens", works.make_mamba1(device, dtype, 8192, 16, [2048], []), None
     yield "convolution, 8,192 tokens", works.make_conv(device, dtype, 8448, [8192], []), 0.7
     yield "gelu * up, 8,192 tokens", works.make_activation(device, dtype, 10_240, "gelu_tanh", 8192), 0.7
-    yield "split, norm, turn, write, 8,192 tokens", works.make_qkv_of(device, dtype, 8, 4, 256, 256, 8192), 0.5
+    yield "split, norm, turn, write, 8,192 tokens", works.make_qkv_of(device, dtype, 8, 4, (256, 256), 256, 8192), 0.5
 
 
 def time_ops(device: torch.device, ceilings: Ceilings) -> Report:

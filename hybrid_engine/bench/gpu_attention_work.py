@@ -24,6 +24,10 @@ class Heads:
     chunk: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    value_size: int | None = None
+    """Of a value where it differs from a key's."""
+    is_latent: bool = False
+    """Whether values are the first elements of the keys."""
 
 
 def make_attention(
@@ -36,8 +40,12 @@ def make_attention(
 ) -> Work:
     """Attention over blocks; the peer gets its keys and values in one piece, where all requests are alike."""
     meta, num_blocks = make_meta(device, num_queries, num_keys, num_shared_blocks=num_shared_blocks)
-    shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.size)
-    k_cache_BKPD, v_cache_BKPD = random_tensor(device, dtype, *shape), random_tensor(device, dtype, *shape)
+    shape, value_size = (num_blocks, heads.kv, BLOCK_SIZE), heads.value_size or heads.size
+    k_cache_BKPD = random_tensor(device, dtype, *shape, heads.size)
+    if heads.is_latent:
+        v_cache_BKPD = k_cache_BKPD[..., :value_size]
+    else:
+        v_cache_BKPD = random_tensor(device, dtype, *shape, value_size)
     q_THD = random_tensor(device, dtype, sum(num_queries), heads.query, heads.size)
     options = {
         "k_cache_BKPD": k_cache_BKPD,
@@ -55,12 +63,12 @@ def make_attention(
         seen -= num_shared_blocks * BLOCK_SIZE * (len(num_keys) - 1)
         own = {**options, "meta": replace(meta, shared=None)}
         peers["each request reads its own"] = lambda: attention.attention(q_THD, **own)
-    pair_bytes = 2 * heads.kv * heads.size * dtype.itemsize
+    pair_bytes = heads.kv * (heads.size + (0 if heads.is_latent else value_size)) * dtype.itemsize
     return Work(
         lambda: attention.attention(q_THD, **options),
         lambda: attention_reference.attention(q_THD, **options),
-        num_bytes=seen * pair_bytes + 2 * q_THD.numel() * dtype.itemsize,
-        num_flops=4.0 * products * heads.query * heads.size,
+        num_bytes=seen * pair_bytes + q_THD.numel() * (1 + value_size / heads.size) * dtype.itemsize,
+        num_flops=2.0 * products * heads.query * (heads.size + value_size),
         peers=peers,
     )
 
@@ -78,7 +86,7 @@ def _seen_keys(heads: Heads, num_queries: list[int], num_keys: list[int]) -> tup
 def _attention_peers(
     device: torch.device, dtype: torch.dtype, heads: Heads, num_queries: list[int], num_keys: list[int]
 ) -> dict[str, Run]:
-    is_plain = not heads.softcap and not heads.has_sinks and not heads.window and not heads.chunk
+    is_plain = not (heads.softcap or heads.has_sinks or heads.window or heads.chunk or heads.value_size)
     is_alike = len(set(num_queries)) == len(set(num_keys)) == 1
     is_square = num_queries == num_keys
     if device.type != "cuda" or not is_plain or not is_alike or not (is_square or num_queries[0] == 1):

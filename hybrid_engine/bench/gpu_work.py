@@ -88,18 +88,21 @@ def make_meta(
     return meta, num_blocks + 1
 
 
-def make_qkv(device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int, rotary: int) -> Work:
+def make_qkv(
+    device: torch.device, dtype: torch.dtype, heads: int, kv: int, sizes: tuple[int, int], rotary: int
+) -> Work:
     """The packed projection of 70 tokens."""
-    return make_qkv_of(device, dtype, heads, kv, size, rotary, 70)
+    return make_qkv_of(device, dtype, heads, kv, sizes, rotary, 70)
 
 
 def make_qkv_of(
-    device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int, rotary: int, num_tokens: int
+    device: torch.device, dtype: torch.dtype, heads: int, kv: int, sizes: tuple[int, int], rotary: int, num_tokens: int
 ) -> Work:
-    """A packed projection, split, normed, turned and written."""
+    """A packed projection, split, normed, turned and written. sizes: of a key's heads and of a value's."""
+    size, value_size = sizes
     meta, num_blocks = make_meta(device, [num_tokens], [num_tokens])
-    caches = [random_tensor(device, dtype, num_blocks, kv, BLOCK_SIZE, size) for _ in range(4)]
-    qkv_TC = random_tensor(device, dtype, num_tokens, (heads + 2 * kv) * size)
+    caches = [random_tensor(device, dtype, num_blocks, kv, BLOCK_SIZE, each) for each in sizes * 2]
+    qkv_TC = random_tensor(device, dtype, num_tokens, (heads + kv) * size + kv * value_size)
     angles = torch.randn(num_tokens, rotary // 2, device=device).repeat(1, 2)
     options = {
         "slots_T": meta.slots_T,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.attention import AttentionMeta
-from hybrid_engine.models.base import Model
+from hybrid_engine.kernels.attention import AttentionMeta, has_kernels
+from hybrid_engine.models.base import LayerInfo, Model
 from hybrid_engine.runner.batch import BatchState, DecodeShape, PackedBatch
 from hybrid_engine.runner.sampler import greedy_tokens
 from hybrid_engine.runner.staging import Staging
@@ -26,7 +26,13 @@ Forward = Callable[[PackedBatch], Tensor]
 def can_be_recorded(model: Model) -> bool:
     """Whether a model's decode steps are the same launches whatever its tokens are: with experts they aren't."""
     layers = model.info.layers
-    return model.is_recordable and not any(layer.num_experts or layer.v_head_size is not None for layer in layers)
+    return model.is_recordable and not any(layer.num_experts for layer in layers) and all(map(_has_kernels, layers))
+
+
+def _has_kernels(layer: LayerInfo) -> bool:
+    """Whether torch, which asks the GPU for numbers, has no part in a layer."""
+    sizes = {"head_size": layer.head_size, "value_size": layer.attended_value_size}
+    return layer.num_heads == 0 or layer.recurrent is not None or has_kernels("cuda", **sizes)
 
 
 @dataclass(frozen=True)

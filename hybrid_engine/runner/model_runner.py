@@ -237,6 +237,11 @@ def _most_shared_queries(model: Model, group: Group, device: torch.device) -> in
         return 0
     layers = [model.info.cached_layers[index] for index in group.layer_indices]
     return min(
-        most_shared_queries(device.type, heads_per_kv=layer.num_heads // layer.num_kv_heads, head_size=layer.head_size)
+        most_shared_queries(
+            device.type,
+            heads_per_kv=layer.num_heads // layer.num_kv_heads,
+            head_size=layer.head_size,
+            value_size=layer.attended_value_size,
+        )
         for layer in layers
     )

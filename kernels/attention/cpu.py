@@ -133,10 +133,14 @@ def attention(
     return out_THD
 
 
-def most_shared_queries(*, heads_per_kv: int, head_size: int) -> int:
+def has_kernels(*sizes: int) -> bool:
+    """Whether the C++ is there, and takes heads of these sizes."""
+    return library.load() is not None and all(0 < size <= _MAX_HEAD_SIZE and size % _LANES == 0 for size in sizes)
+
+
+def most_shared_queries(heads_per_kv: int, _head_size: int) -> int:
     """A token and its drafts."""
-    is_native = library.load() is not None and head_size % _LANES == 0 and head_size <= _MAX_HEAD_SIZE
-    return _SHARED_QUERIES if is_native and heads_per_kv <= _SHARED_HEADS else 0
+    return _SHARED_QUERIES if heads_per_kv <= _SHARED_HEADS else 0
 
 
 def qkv_norm_rope_write(
@@ -234,7 +238,5 @@ def _has_whole_heads(cache_BKPD: Tensor) -> bool:
 
 
 def _can_run(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> bool:
-    return all(
-        cache_BKPD.shape[3] % _LANES == 0 and 0 < cache_BKPD.shape[3] <= _MAX_HEAD_SIZE and cache_BKPD.stride(3) == 1
-        for cache_BKPD in (k_cache_BKPD, v_cache_BKPD)
-    )
+    are_whole = _has_whole_heads(k_cache_BKPD) and _has_whole_heads(v_cache_BKPD)
+    return are_whole and has_kernels(k_cache_BKPD.shape[3], v_cache_BKPD.shape[3])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.attention import AttentionMeta, attention, reference
+from hybrid_engine.kernels.attention import AttentionMeta, attention, fallback, reference
 
 TOLERANCE = {
     # Sums of a few hundred float32 terms in another order.
@@ -69,6 +69,16 @@ def make_problem(
         meta.block_tables_RB[row, need:] = 10**6
     q_THD = torch.randn(sum(num_queries), heads, size).to(dtype)
     return Problem(q_THD, caches[0].to(dtype), caches[1].to(dtype), meta, options)
+
+
+@pytest.fixture
+def without_torch(monkeypatch):
+    """Let what falls back to torch fail."""
+
+    def refuse(*_, **__):
+        raise AssertionError("went through torch")
+
+    monkeypatch.setattr(fallback, "attention", refuse)
 
 
 @pytest.fixture

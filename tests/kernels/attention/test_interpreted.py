@@ -22,8 +22,16 @@ def test_keys_in_several_splits_are_merged(problem, window):
     problem(num_queries=[1, 1], num_keys=[1, 600], window=window).check()
 
 
-def test_values_of_another_size_go_through_torch(problem, dtype):
-    problem(**MIXED, dtype=dtype, v_size=16, window=20).check()
+@pytest.mark.parametrize("sizes", [(32, 16), (20, 40), (528, 512)], ids=str)
+def test_values_of_another_size_than_keys(problem, dtype, sizes, without_torch):
+    problem(**MIXED, dtype=dtype, size=sizes[0], v_size=sizes[1], window=20).check()
+
+
+@pytest.mark.parametrize("sizes", [(48, 40), (576, 512)], ids=str)
+def test_values_that_are_parts_of_keys(problem, dtype, sizes, without_torch):
+    case = problem(**MIXED, dtype=dtype, size=sizes[0], heads=70, kv_heads=1)
+    case.v_cache_BKPD = case.k_cache_BKPD[..., : sizes[1]]
+    case.check()
 
 
 def test_sinks_take_their_share_in_both(problem):
