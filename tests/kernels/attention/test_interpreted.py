@@ -40,7 +40,9 @@ def test_sinks_take_their_share_in_both(problem):
 
 def test_members_read_the_keys_that_they_share_from_the_table_of_one(shared_problem):
     prefixes = [[("all", 96)], [("all", 96)], [("other", 2)]]
-    case = shared_problem(prefixes=prefixes, own_keys=[3, 270, 9], dtype=torch.bfloat16, heads=3, kv_heads=1, window=1802)
+    case = shared_problem(
+        prefixes=prefixes, own_keys=[3, 270, 9], dtype=torch.bfloat16, heads=3, kv_heads=1, window=1802
+    )
     case.check()
     expected = case.run()
     # Its first split is not inside the second one's window, and so its own to read.
