@@ -128,7 +128,8 @@ def attention(
     if not is_done:
         raise IndexError(
             f"num_keys {meta.num_keys.tolist()} with queries from {meta.query_starts.tolist()} and block tables "
-            f"{list(tables_RB.shape)} don't fit each other, or a visible entry leaves [0, {k_cache_BKPD.shape[0]})"
+            f"{list(tables_RB.shape)} don't fit each other, a visible entry leaves [0, {k_cache_BKPD.shape[0]}), "
+            f"or a tile of shared keys names a request beyond {meta.num_keys.shape[0] - 1}"
         )
     return out_THD
 

@@ -1,5 +1,7 @@
 """What a GPU runs, in Triton's interpreter on tensors of the CPU: whole models, and decode steps filled up."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hand_plans import Hand
@@ -13,9 +15,10 @@ from transformers import (
 )
 
 from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.models.base import LayerInfo
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.runner.batch import DecodeShape
-from hybrid_engine.runner.graphs import Decoded, DecodeGraphs
+from hybrid_engine.runner.graphs import Decoded, DecodeGraphs, can_be_recorded
 from hybrid_engine.runner.sampler import greedy_tokens
 from hybrid_engine.weights import open_checkpoint
 
@@ -166,6 +169,15 @@ def test_a_prefix_shared_in_a_step_that_is_filled_up_changes_no_answer(tmp_path,
 )
 def test_a_decode_step_is_filled_up_to_one_of_few_shapes(given, rounded):
     assert DecodeShape.covering(*given) == DecodeShape(*rounded)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_recorded"), [((64, 64), True), ((192, 128), True), ((700, 64), False), ((64, 600), False)]
+)
+def test_steps_are_recorded_where_attention_has_kernels(sizes, is_recorded):
+    layer = LayerInfo(0, "full_attention", num_heads=4, num_kv_heads=1, head_size=sizes[0], v_head_size=sizes[1])
+    model = SimpleNamespace(info=SimpleNamespace(layers=(layer,)), is_recordable=True)
+    assert can_be_recorded(model) == is_recorded
 
 
 def test_greedy_tokens_take_the_first_of_equals_and_tell_what_is_not_finite():
