@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -29,7 +30,8 @@ def run(*, num_rounds: int = 5, num_threads: int | None = None) -> Iterator[Repo
     """Time each kernel and torch's counterpart in turns."""
     torch.set_num_threads(num_threads or torch.get_num_threads())
     torch.manual_seed(0)
-    cases = [*_linear_cases(), *_attention_cases(), *_norm_cases()]
+    shared_cases = [_shared_case(4, 1, 256), _shared_case(32, 8, 128), _shared_case(8, 8, 64)]
+    cases = [*_linear_cases(), *_attention_cases(), *shared_cases, *_norm_cases()]
     threads = f"{torch.get_num_threads()} threads"
     with torch.inference_mode():
         figures = [figure for case in cases for figure in _figures(case, num_rounds)]
@@ -119,6 +121,29 @@ def _attention_case(title: str, num_requests: int, num_queries: int, num_keys: i
     is_causal = num_queries > 1
     theirs = _bind(F.scaled_dot_product_attention, q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
     return f"attention, {title}: {num_requests} x {num_queries} queries, {num_keys:,} keys", ours, {"torch's": theirs}
+
+
+def _shared_case(num_heads: int, num_kv_heads: int, head_size: int) -> Case:
+    """Requests whose tables begin with the same blocks, with and without reading those once for all."""
+    num_requests, num_shared, num_own = 16, 4096 // BLOCK_SIZE, 8
+    tables = [
+        [*range(1, 1 + num_shared), *range(1 + num_shared + i * num_own, 1 + num_shared + (i + 1) * num_own)]
+        for i in range(num_requests)
+    ]
+    meta = AttentionMeta.build(
+        num_queries=[1] * num_requests,
+        num_keys=[(num_shared + num_own) * BLOCK_SIZE] * num_requests,
+        block_tables=tables,
+        block_size=BLOCK_SIZE,
+        is_shared=True,
+    )
+    shape = (num_shared + num_requests * num_own + 1, num_kv_heads, BLOCK_SIZE, head_size)
+    caches = {"k_cache_BKPD": _random(*shape), "v_cache_BKPD": _random(*shape), "scale": head_size**-0.5}
+    q_THD = _random(num_requests, num_heads, head_size)
+    name = f"attention, decode: {num_requests} requests that share 4,096 keys, {num_heads} heads / {num_kv_heads}"
+    ours = _bind(attention, q_THD, meta=meta, **caches)
+    apart = _bind(attention, q_THD, meta=replace(meta, shared=None), **caches)
+    return f"{name} x {head_size}", ours, {"each reading its own:": apart}
 
 
 def _norm_cases() -> list[Case]:
