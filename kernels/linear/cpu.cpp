@@ -1,7 +1,8 @@
-// Linear layers of bfloat16 on tiles packed once.
+// Linear layers on tiles packed once.
 //
-// Packed weight: panels of up to PANEL outputs, one after the other. A panel of n tiles is [inputs / 2][n * 16][2], so that
-// a thread reads one stream from memory. Inputs are padded to an even number and outputs to a multiple of 16, with zeros.
+// Packed weight: panels of up to PANEL outputs, one after the other. A panel of n tiles is [inputs / DEPTH][n * 16][DEPTH],
+// so that a thread reads one stream from memory. Inputs are padded to a multiple of DEPTH (2 for bfloat16, 1 for float)
+// and outputs to a multiple of 16, with zeros.
 #include <algorithm>
 #include <omp.h>
 
@@ -12,18 +13,18 @@ namespace {
 constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
 
 // Where the panels of a weight [num_outputs, num_inputs] lie.
+template <class T>
 struct Layout {
+    static constexpr int64_t DEPTH = Line<T>::DEPTH;
     int64_t num_outputs, num_inputs;
-    int64_t pairs() const { return (num_inputs + 1) / 2; }
+    int64_t steps() const { return (num_inputs + DEPTH - 1) / DEPTH; }
     int64_t tiles() const { return (num_outputs + LANES - 1) / LANES; }
     int64_t panels() const { return (tiles() + PANEL_TILES - 1) / PANEL_TILES; }
     int64_t tiles_of(int64_t panel) const { return std::min(PANEL_TILES, tiles() - panel * PANEL_TILES); }
-    int64_t start_of(int64_t panel) const { return panel * PANEL * pairs() * 2; }
-    // Where the pair that starts at an even input of an output lies.
-    int64_t index(int64_t output, int64_t input) const {
-        int64_t panel = output / PANEL;
-        return start_of(panel) + (input / 2 * tiles_of(panel) * LANES + output % PANEL) * 2;
-    }
+    int64_t start_of(int64_t panel) const { return panel * PANEL * steps() * DEPTH; }
+    // Where the first DEPTH inputs of an output lie; the next are width(panel) * DEPTH further.
+    int64_t index(int64_t output) const { return start_of(output / PANEL) + output % PANEL * DEPTH; }
+    int64_t width(int64_t panel) const { return tiles_of(panel) * LANES; }
 };
 
 template <class Out>
@@ -43,9 +44,9 @@ struct Sink {
     }
 };
 
-template <class Out>
-void linear(const bf16* x, int64_t x_stride, const bf16* packed, const float* bias, Out* out, int64_t num_rows,
-            Layout layout, int num_threads) {
+template <class T, class Out>
+void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,
+            Layout<T> layout, int num_threads) {
     // Rows are cut too where panels alone can't keep the threads busy.
     int64_t panels = layout.panels();
     int64_t row_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
@@ -56,56 +57,70 @@ void linear(const bf16* x, int64_t x_stride, const bf16* packed, const float* bi
         int64_t panel = task / row_blocks, block = task % row_blocks;
         int64_t row = num_rows * block / row_blocks, rows = num_rows * (block + 1) / row_blocks - row;
         int64_t tiles = layout.tiles_of(panel);
-        Product<bf16> product{x + row * x_stride, x_stride, packed + layout.start_of(panel), tiles * LANES * 2,
-                              layout.pairs()};
+        Product<T> product{x + row * x_stride, x_stride, packed + layout.start_of(panel),
+                           layout.width(panel) * Line<T>::DEPTH, layout.steps()};
         Sink<Out> sink{out + row * layout.num_outputs + panel * PANEL, layout.num_outputs,
                        bias ? bias + panel * PANEL : nullptr, layout.num_outputs - panel * PANEL};
         multiply(product, rows, tiles, sink);
     }
 }
 
-}  // namespace
-
-extern "C" {
-
-// weight [num_outputs, num_inputs], rows weight_stride elements apart.
-void pack(const bf16* weight, int64_t weight_stride, bf16* packed, int64_t num_outputs, int64_t num_inputs,
-          int32_t num_threads) {
-    Layout layout{num_outputs, num_inputs};
+template <class T>
+void pack(const T* weight, int64_t weight_stride, T* packed, Layout<T> layout, int num_threads) {
+    constexpr int64_t depth = Line<T>::DEPTH;
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t panel = 0; panel < layout.panels(); panel++) {
-        int64_t width = layout.tiles_of(panel) * LANES;
-        bf16* to = packed + layout.start_of(panel);
-        memset(to, 0, width * layout.pairs() * 2 * sizeof(bf16));
-        for (int64_t i = 0; i < std::min(width, num_outputs - panel * PANEL); i++) {
-            const bf16* from = weight + (panel * PANEL + i) * weight_stride;
-            for (int64_t k = 0; k < num_inputs; k++) to[(k / 2 * width + i) * 2 + k % 2] = from[k];
+        const int64_t step = layout.width(panel) * depth;
+        T* to = packed + layout.start_of(panel);
+        memset(to, 0, step * layout.steps() * sizeof(T));
+        for (int64_t i = 0; i < std::min(layout.width(panel), layout.num_outputs - panel * PANEL); i++) {
+            const T* from = weight + (panel * PANEL + i) * weight_stride;
+            for (int64_t k = 0; k < layout.num_inputs; k++) to[k / depth * step + i * depth + k % depth] = from[k];
         }
     }
 }
 
-// Rows of the plain weight: out [num_ids, num_inputs].
-void unpack_rows(const bf16* packed, const int64_t* ids, bf16* out, int64_t num_ids, int64_t num_outputs,
-                 int64_t num_inputs, int32_t num_threads) {
-    Layout layout{num_outputs, num_inputs};
+template <class T>
+void unpack_rows(const T* packed, const int64_t* ids, T* out, int64_t num_ids, Layout<T> layout, int num_threads) {
+    constexpr int64_t depth = Line<T>::DEPTH;
 #pragma omp parallel for num_threads(num_threads) if (num_ids > 16)
     for (int64_t i = 0; i < num_ids; i++) {
-        int64_t width = layout.tiles_of(ids[i] / PANEL) * LANES;
-        const bf16* from = packed + layout.index(ids[i], 0);
-        for (int64_t k = 0; k < num_inputs; k++) out[i * num_inputs + k] = from[k / 2 * width * 2 + k % 2];
+        const int64_t step = layout.width(ids[i] / PANEL) * depth;
+        const T* from = packed + layout.index(ids[i]);
+        T* to = out + i * layout.num_inputs;
+        for (int64_t k = 0; k < layout.num_inputs; k++) to[k] = from[k / depth * step + k % depth];
     }
 }
 
-// x [num_rows, num_inputs] with an even number of inputs readable in each row; bias float32 or null.
-void linear_to_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const float* bias, bf16* out,
-                    int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
-    linear(x, x_stride, packed, bias, out, num_rows, {num_outputs, num_inputs}, num_threads);
-}
+}  // namespace
 
-void linear_to_float(const bf16* x, int64_t x_stride, const bf16* packed, const float* bias, float* out,
-                     int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
-    linear(x, x_stride, packed, bias, out, num_rows, {num_outputs, num_inputs}, num_threads);
-}
+// pack: weight [num_outputs, num_inputs], rows weight_stride elements apart.
+// unpack_rows: rows of the plain weight, out [num_ids, num_inputs].
+#define PACKING(suffix, T)                                                                                           \
+    void pack_##suffix(const T* weight, int64_t weight_stride, T* packed, int64_t num_outputs, int64_t num_inputs,   \
+                       int32_t num_threads) {                                                                        \
+        pack(weight, weight_stride, packed, Layout<T>{num_outputs, num_inputs}, num_threads);                        \
+    }                                                                                                                \
+    void unpack_rows_##suffix(const T* packed, const int64_t* ids, T* out, int64_t num_ids, int64_t num_outputs,     \
+                              int64_t num_inputs, int32_t num_threads) {                                             \
+        unpack_rows(packed, ids, out, num_ids, Layout<T>{num_outputs, num_inputs}, num_threads);                     \
+    }
+
+// x [num_rows, num_inputs] with a multiple of DEPTH inputs readable in each row; bias float32 or null.
+#define LINEAR(name, T, Out)                                                                                        \
+    void name(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,         \
+              int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {                                       \
+        linear(x, x_stride, packed, bias, out, num_rows, Layout<T>{num_outputs, num_inputs}, num_threads);          \
+    }
+
+extern "C" {
+
+PACKING(bf16, bf16)
+PACKING(float, float)
+LINEAR(linear_bf16_to_bf16, bf16, bf16)
+LINEAR(linear_bf16_to_float, bf16, float)
+LINEAR(linear_float_to_bf16, float, bf16)
+LINEAR(linear_float_to_float, float, float)
 
 // 0 when a small product comes out right.
 int self_test() {
@@ -115,8 +130,8 @@ int self_test() {
     for (int64_t i = 0; i < N * K; i++) weight[i] = value(i);
     for (int64_t i = 0; i < M * K; i++) x[i] = value(i + 3);
     float out[M * N];
-    pack(weight, K, packed, N, K, 2);
-    linear_to_float(x, K, packed, nullptr, out, M, N, K, 2);
+    pack_bf16(weight, K, packed, N, K, 2);
+    linear_bf16_to_float(x, K, packed, nullptr, out, M, N, K, 2);
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < N; n++) {
             float wanted = 0;

@@ -74,10 +74,10 @@ def test_strided_inputs_and_weights_are_accepted(dtype):
     torch.testing.assert_close(linear(x_TK.T.contiguous().T, packed), expected, **TOLERANCE[dtype])
 
 
-def test_a_token_does_not_depend_on_its_neighbours(path):
+def test_a_token_does_not_depend_on_its_neighbours(path, dtype):
     if path in ("torch", "cuda"):
         pytest.skip("torch's product may depend on the batch")
-    x_TK, weight_NK = make(50, 200, 300, torch.bfloat16)
+    x_TK, weight_NK = make(50, 200, 300, dtype)
     packed = PackedLinear.pack(weight_NK)
     together = linear(x_TK, packed)
     alone = torch.cat([linear(x_TK[i : i + 1], packed) for i in range(50)])
