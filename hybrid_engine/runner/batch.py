@@ -63,8 +63,11 @@ class PackedBatch:
 class BatchState:
     """The requests that the runner knows."""
 
-    def __init__(self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        """layout: which block ids there are."""
+    def __init__(
+        self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu", exact: bool = False
+    ) -> None:
+        """layout: which block ids there are. exact: as ModelRunner."""
+        self._is_exact = exact
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._staging = Staging(device)
@@ -190,6 +193,7 @@ class BatchState:
                     num_keys_R,
                     *self._locate(tables, rows, num_keys, requests_T, positions_T, shape, staging),
                     known_extent=extent,
+                    is_exact=self._is_exact,
                 )
                 for tables in self.tables
             ),

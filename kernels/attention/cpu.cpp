@@ -12,8 +12,7 @@
 namespace {
 
 constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
-constexpr int64_t SPLIT_ROWS = 16;        // up to so many rows, keys are split among tasks,
-constexpr int64_t SPLIT_KEYS = 512;       // at absolute multiples: a result doesn't depend on a request's neighbours
+constexpr int64_t SPLIT_ROWS = 16;        // up to so many rows, keys are split among tasks
 constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
                                           // token as in chunks of one: a verified text is the same to the last bit
 constexpr int64_t SERIAL_WORK = 1 << 18;  // multiplications below which waking other threads costs more than it gives
@@ -35,7 +34,7 @@ void plan_tile(const View<T>& view, Task task, int64_t alike_rows, Plan& plan) {
     const int64_t rows = task.num_tokens * view.share();
     const int64_t start = view.lowest(task.position), end = task.position + task.num_tokens;
     const int64_t step = alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
-    task.is_few = alike_rows <= FEW_ROWS;
+    task.is_few = alike_rows <= FEW_ROWS && !view.is_exact;
     const int64_t first_task = plan.tasks.size();
     task.is_split = (end - 1) / step > start / step;
     for (int64_t key = start; key < end; key = task.end_key) {
@@ -72,7 +71,7 @@ Plan make_plan(const View<T>& view) {
     for (int64_t request = 0; request < view.num_requests; request++) {
         const int64_t start = view.query_starts[request], num_tokens = view.query_starts[request + 1] - start;
         const int64_t first_position = view.num_keys[request] - num_tokens;
-        const bool is_short = num_tokens <= ALIKE_TOKENS;
+        const bool is_short = num_tokens <= ALIKE_TOKENS && !view.is_exact;
         // Tokens whose sight begins at different keys would pair keys differently than each alone.
         const bool is_together = view.lowest(first_position) == view.lowest(first_position + num_tokens - 1);
         const int64_t step = is_short ? (is_together ? num_tokens : 1) : std::max<int64_t>(1, TASK_ROWS / view.share());
@@ -89,21 +88,14 @@ template <class T>
 void merge(const View<T>& view, const Plan& plan, const Merge& merge) {
     const Task& first = plan.tasks[merge.first_task];
     const int64_t rows = first.num_tokens * view.share(), size = view.size;
-    std::vector<float> sums(size);
+    std::vector<float> memory(State::num_floats(1, size));
+    State all = State::at(memory.data(), 1, size);
     for (int64_t r = 0; r < rows; r++) {
-        float high = -INFINITY, total = 0;
+        all.clear(1);
         for (int64_t t = merge.first_task; t < merge.end_task; t++)
-            high = std::max(high, State::at(view.partials + plan.tasks[t].partial, rows, size).high[r]);
-        std::fill(sums.begin(), sums.end(), 0.f);
-        for (int64_t t = merge.first_task; t < merge.end_task; t++) {
-            State part = State::at(view.partials + plan.tasks[t].partial, rows, size);
-            float keep = std::exp2(part.high[r] - high);
-            total += part.total[r] * keep;
-            for (int64_t d = 0; d < size; d += LANES)
-                store(&sums[d], load(&sums[d]) + load(part.sums + r * size + d) * keep);
-        }
-        finish_row(view, first.token + r / view.share(), first.kv_head * view.share() + r % view.share(), high, total,
-                   sums.data());
+            fold(all, State::at(view.partials + plan.tasks[t].partial, rows, size), 0, r);
+        finish_row(view, first.token + r / view.share(), first.kv_head * view.share() + r % view.share(), *all.high,
+                   *all.total, all.sums);
     }
 }
 
@@ -146,10 +138,11 @@ bool are_slots(const int64_t* slots, int64_t num_tokens, int64_t num_slots) {
               const int32_t* tables, const float* sinks, int64_t num_requests, int64_t num_heads, int64_t num_blocks, \
               int64_t num_kv_heads, int64_t block_size, int64_t size, int64_t q_token, int64_t q_head,                \
               int64_t k_block, int64_t k_head, int64_t v_block, int64_t v_head, int64_t table_stride,                 \
-              int64_t table_width, int64_t window, int64_t chunk, float scale, float softcap, int32_t num_threads) {  \
+              int64_t table_width, int64_t window, int64_t chunk, float scale, float softcap, int32_t is_exact,       \
+              int32_t num_threads) {                                                                                  \
         return attend(View<T>{q, k, v, out, query_starts, num_keys, tables, sinks, nullptr, num_requests, num_heads,  \
                               num_blocks, num_kv_heads, block_size, size, q_token, q_head, k_block, k_head, v_block,  \
-                              v_head, table_stride, table_width, window, chunk, scale, softcap},                      \
+                              v_head, table_stride, table_width, window, chunk, scale, softcap, is_exact != 0},       \
                       num_threads);                                                                                   \
     }
 
@@ -184,7 +177,7 @@ int self_test() {
     const int32_t starts[] = {0, 1}, num_keys[] = {2}, table[] = {0};
     for (int64_t heads : {1, 9}) {
         attention_float(q, k, v, out, starts, num_keys, table, nullptr, 1, heads, 1, 1, 2, 16, 16 * heads, 16, 32, 32,
-                        32, 32, 1, 1, 0, 0, 1, 0, 2);
+                        32, 32, 1, 1, 0, 0, 1, 0, 0, 2);
         for (int i = 0; i < 16 * heads; i++)
             if (!(std::abs(out[i] - 2) < 1e-5f)) return 1;
     }

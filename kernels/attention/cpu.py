@@ -14,7 +14,7 @@ _LANES = 16
 """The C++ takes head sizes that are a multiple of this, as all models' are; others go through torch."""
 _MAX_HEAD_SIZE = 1024
 
-_ATTENTION = "pppppppp" + "l" * 16 + "ff?"
+_ATTENTION = "pppppppp" + "l" * 16 + "ffi?"
 _QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 12 + "f?"
 
 copy_blocks = reference.copy_blocks
@@ -115,6 +115,7 @@ def attention(
         chunk or 0,
         scale,
         softcap or 0.0,
+        meta.is_exact,
         num_threads(),
     )
     if not is_done:

@@ -87,7 +87,7 @@ struct SumSink {
 template <class T>
 struct ManyRowsScratch {
     T *q, *weights, *keys, *values;
-    float *scores, *keep, *state;
+    float *scores, *keep, *state, *folded;
 
     static int64_t num_bytes(int64_t rows, int64_t size) { return at(nullptr, rows, size).second; }
     static std::pair<ManyRowsScratch, int64_t> at(char* memory, int64_t rows, int64_t size) {
@@ -101,6 +101,7 @@ struct ManyRowsScratch {
         s.scores = (float*)take(rows * KEY_BLOCK * 4);
         s.keep = (float*)take(rows * 4);
         s.state = (float*)take(State::num_floats(rows, size) * 4);
+        s.folded = (float*)take(State::num_floats(rows, size) * 4);
         return {s, used};
     }
 };
@@ -110,7 +111,9 @@ void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
     const int64_t rows = task.num_tokens * view.share(), size = view.size, depth = Line<T>::DEPTH;
     auto scratch = ManyRowsScratch<T>::at(memory, rows, size).first;
     State state = State::at(task.is_split ? view.partials + task.partial : scratch.state, rows, size);
+    State folded = State::at(scratch.folded, rows, size);
     state.clear(rows);
+    if (view.is_exact) folded.clear(rows);
     gather_queries(view, task, scratch.q);
     for (int64_t key = task.first_key / KEY_BLOCK * KEY_BLOCK; key < task.end_key; key += KEY_BLOCK) {
         BlockRows<T> found = find_rows(view, task, key);
@@ -127,6 +130,10 @@ void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
         SumSink sum_sink{state.sums, size, scratch.keep};
         multiply(Product<T>{scratch.weights, KEY_BLOCK, scratch.values, size * depth, KEY_BLOCK / depth}, rows,
                  size / LANES, sum_sink);
+        if (view.is_exact && !task.is_split && ((key + KEY_BLOCK) % SPLIT_KEYS == 0 || key + KEY_BLOCK >= task.end_key)) {
+            for (int64_t r = 0; r < rows; r++) fold(folded, state, r, r);
+            state.clear(rows);
+        }
     }
-    if (!task.is_split) finish_rows(view, task, state);
+    if (!task.is_split) finish_rows(view, task, view.is_exact ? folded : state);
 }

@@ -47,6 +47,9 @@ class AttentionMeta:
     known_extent: Extent | None = None
     """Whoever builds the meta on the host knows it; asking a GPU for it means waiting for the GPU."""
 
+    is_exact: bool = False
+    """Whether a query must give the same bits wherever it is computed: in any chunk, alone or beside others."""
+
     def __post_init__(self) -> None:
         """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
         num_requests = self.num_keys.shape[0]
@@ -84,6 +87,7 @@ class AttentionMeta:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device | str | None = None,
+        is_exact: bool = False,
     ) -> AttentionMeta:
         """Make the tensors from plain lists, one entry a request. device: torch's default one when None."""
         starts = np.zeros(len(num_queries) + 1, np.int32)
@@ -101,4 +105,4 @@ class AttentionMeta:
             torch.as_tensor(array, device=device) for array in (starts, keys_R, tables_RB, slots_T)
         )
         extent = Extent.of(np.asarray(num_queries, np.int32), keys_R)
-        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent)
+        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent, is_exact=is_exact)
