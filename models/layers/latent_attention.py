@@ -78,7 +78,11 @@ class LatentAttention(nn.Module):
         """[T, E]. Nothing turns here."""
         self.write(x_TE, meta=meta, cache=cache)
         out_THL = attention(
-            self.queries(x_TE, meta=meta), k_cache_BKPD=cache.k_BKPD, v_cache_BKPD=cache.k_BKPD, meta=meta, scale=self.scale
+            self.queries(x_TE, meta=meta),
+            k_cache_BKPD=cache.k_BKPD,
+            v_cache_BKPD=cache.k_BKPD,
+            meta=meta,
+            scale=self.scale,
         )
         # What the heads share comes along, weighed, and is dropped.
         out_THL = out_THL[:, :, : self.latent.latent_size]
