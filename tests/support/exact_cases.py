@@ -212,7 +212,9 @@ class ExactCases:
         ]
         return [int(num_requests * count) for count in needed]
 
-    def _run_together(self, engine: Engine, rng: random.Random, prompts: list[list[int]], number: int) -> list[list[int]]:
+    def _run_together(
+        self, engine: Engine, rng: random.Random, prompts: list[list[int]], number: int
+    ) -> list[list[int]]:
         texts: dict[str, list[int]] = {}
         for index, prompt in enumerate(prompts):
             request_id = f"{number} {index}"
