@@ -66,7 +66,7 @@ class BatchState:
     def __init__(
         self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu", exact: bool = False
     ) -> None:
-        """layout: which block ids there are. exact: as ModelRunner."""
+        """layout: which block ids there are. exact: as Model.is_exact."""
         self._is_exact = exact
         self.vocab_size = vocab_size
         self.device = torch.device(device)
@@ -281,8 +281,9 @@ class BatchState:
             has_history=[num_tokens > 0 for num_tokens in plan.num_computed_tokens],
             captures=captures,
             put=staging.put,
-            piece_size=None if staging.is_on_host else PIECE_TOKENS,
+            piece_size=None if staging.is_on_host or self._is_exact else PIECE_TOKENS,
             num_padding=num_padding,
+            is_exact=self._is_exact,
         )
 
     def _check(

@@ -41,14 +41,12 @@ class ModelRunner:
         eos_token_ids: Iterable[int] | None = None,
         store: ByteStore | None = None,
         grammars: Grammars | None = None,
-        exact: bool = False,
     ) -> None:
         """memory: where blocks can lie, as the coordinator has it; or how many usable ones each group has.
 
         store: what plans' transfers go to and come from; None: no plan has any.
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
         grammars: of the model's tokenizer; None: no request asks for structured outputs.
-        exact: logits have the same bits in whatever steps a text is computed, and beside whatever else.
         Raises CapacityError when the cache memory can't be had.
         """
         device = torch.device(device)
@@ -68,7 +66,7 @@ class ModelRunner:
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
             grammars=grammars,
         )
-        self._batch = BatchState(layout, vocab_size=model.info.vocab_size, device=device, exact=exact)
+        self._batch = BatchState(layout, vocab_size=model.info.vocab_size, device=device, exact=model.is_exact)
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))

@@ -47,15 +47,21 @@ def prefill_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EXACT: tl.constexpr,
 ):
-    """QUERIES tokens of one request, all query heads of one kv head. Row r is token r // GROUP, head r % GROUP."""
+    """QUERIES tokens of one request, all query heads of one kv head. Row r is token r // GROUP, head r % GROUP.
+
+    IS_EXACT: single queries too, so that a query is computed in one way wherever it stands.
+    """
     # The last tiles first: they have the most keys, and what starts last should be short.
     i_tile, i_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     i_row = find_row(starts_ptr, num_rows, i_tile, QUERIES)
     first_query = first_in_tile(starts_ptr, i_row, i_tile, QUERIES)
     token = tl.load(starts_ptr + i_row)
     num_queries = tl.load(starts_ptr + i_row + 1) - token
-    if num_queries <= 1 or first_query >= num_queries:  # single queries are the decode kernel's
+    if first_query >= num_queries:
+        return
+    if not IS_EXACT and num_queries == 1:  # the decode kernel's
         return
     num_before = tl.load(num_keys_ptr + i_row) - num_queries
     o_row = tl.arange(0, ROWS)

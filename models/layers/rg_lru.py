@@ -57,7 +57,7 @@ class Gates(WeightModule):
         if weight.attribute == "biases":
             self.biases = of_blocks
         else:
-            self.projs = [PackedLinear.pack(matrix_NK.contiguous()) for matrix_NK in of_blocks]
+            self.projs = [PackedLinear.pack(matrix_NK.contiguous(), is_exact=self.is_exact) for matrix_NK in of_blocks]
 
     def forward(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
         """(the input's gate, the step of the recurrence), both float32 [T, I]."""

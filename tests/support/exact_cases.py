@@ -1,4 +1,4 @@
-"""Random cases in which texts are computed in every way that the engine knows, and a record of the bits that came of it.
+"""Random cases in which texts are computed in every way that the engine knows, and a record of their bits.
 
 What a model says behind a prefix must be a function of the prefix's tokens alone. So every row that any engine computes
 is held against all others of the same prefix: hidden states by the tokens before them, logits by the hidden state.
@@ -125,7 +125,9 @@ class ExactCases:
     lengths: Sequence[int]
     """Tokens of those beginnings."""
     num_new: int = 6
-    exact: bool = True
+    budgets: Sequence[int] = BUDGETS
+    company: tuple[int, int] = (2, 6)
+    """Requests that come at once, at least and at most."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     bits: Bits = field(default_factory=Bits)
     counts: Counter[str] = field(default_factory=Counter)
@@ -147,7 +149,7 @@ class ExactCases:
         draft_slots = rng.choice([0, 0, NUM_DRAFTS])
         engine = self._make_engine(rng, draft_slots)
         self.counts["engines"] += 1
-        prompts = [self._draw_prompt(rng) for _ in range(rng.randint(2, 5))]
+        prompts = [self._draw_prompt(rng) for _ in range(rng.randint(*self.company))]
         texts: list[list[int]] = []
         for number in range(NUM_ROUNDS):
             company = [prompt for prompt in prompts if number == 0 or rng.random() < 0.6]
@@ -162,7 +164,7 @@ class ExactCases:
         return [*rng.choice(self.texts)[: rng.choice(self.lengths)], *tail]
 
     def _make_engine(self, rng: random.Random, draft_slots: int) -> Engine:
-        budget = rng.choice(BUDGETS)
+        budget = rng.choice(self.budgets)
         settings: dict[str, Any] = {
             "max_num_batched_tokens": budget,
             "max_num_seqs": min(rng.choice([1, 2, 8]), budget),
@@ -170,7 +172,7 @@ class ExactCases:
             "async_depth": rng.choice([0, 0, 1]),
             "host_cache_bytes": "32MiB" if rng.random() < 0.3 else None,
         }
-        return self._put_together(settings, rng, draft_slots=draft_slots, scarcity=rng.choice([None, 1.2, 1.6, 3.0]))
+        return self._put_together(settings, rng, draft_slots=draft_slots, scarcity=rng.choice([None, 1.1, 1.4, 2.0]))
 
     def _put_together(
         self,
@@ -182,7 +184,9 @@ class ExactCases:
     ) -> Engine:
         """scarcity: memory for so many of the longest requests; None: ample."""
         dtype = str(self.model.dtype).removeprefix("torch.")
-        config = make_config("random", **{"dtype": dtype, "exact": self.exact} | dict(self.settings) | dict(settings))
+        config = make_config(
+            "random", **{"dtype": dtype, "exact": self.model.is_exact} | dict(self.settings) | dict(settings)
+        )
         config = replace(config, scheduler=replace(config.scheduler, draft_slots=draft_slots))
         plan = plan_engine(self.model_config, config)
         groups, layout = plan.memory.groups, plan.memory.layout
@@ -190,9 +194,7 @@ class ExactCases:
             layout = split_memory(groups, self._few_blocks(plan, scarcity, 2 + draft_slots))
         coordinator = Coordinator(groups, layout, config=config.cache)
         connector = open_connector(config.cache, coordinator, model=self.model, model_config=self.model_config)
-        runner = RecordingRunner(
-            self.model, groups, layout, store=connector.store if connector else None, exact=config.exact
-        )
+        runner = RecordingRunner(self.model, groups, layout, store=connector.store if connector else None)
         runner.bits = self.bits
         drafter = Guesser(self.answers, plan.info.vocab_size, rng) if rng is not None and draft_slots else None
         return Engine(
@@ -227,7 +229,7 @@ class ExactCases:
                 if output.finished:
                     self._count(output)
             running = engine.scheduler.running
-            if running and num_preempted < 3 and rng.random() < 0.03 and engine.scheduler.num_launched == 0:
+            if running and num_preempted < 3 and rng.random() < 0.1 and engine.scheduler.num_in_flight_steps == 0:
                 engine.scheduler._preempt(rng.choice(running))
                 num_preempted += 1
         for prompt, text in zip(prompts, texts.values(), strict=True):
