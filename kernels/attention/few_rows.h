@@ -75,11 +75,11 @@ INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t ahead, int
 template <int R, int N, class T>
 INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t ahead, int64_t size, float* sums) {
     typedef Line<T> L;
-    Sums total[R][N];
+    vf total[R][N];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) total[r][n] = load_sums(sums + r * size + n * LANES);
+        for (int n = 0; n < N; n++) total[r][n] = load(sums + r * size + n * LANES);
     auto add_keys = [&](int64_t i, const T* second, const T* weight, int64_t weight_stride) METHOD {
         for (int key = 0; key < L::DEPTH; key++)
             for (int byte = 0; byte < N * LANES * (int)sizeof(T); byte += 64)
@@ -108,7 +108,7 @@ INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t 
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
-        for (int n = 0; n < N; n++) store_sums(sums + r * size + n * LANES, total[r][n]);
+        for (int n = 0; n < N; n++) store(sums + r * size + n * LANES, total[r][n]);
 }
 
 template <int R, class T>

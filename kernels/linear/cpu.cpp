@@ -1,128 +1,98 @@
-// Linear layers on tiles packed once.
-//
-// Packed weight: panels of up to PANEL outputs, one after the other. A panel of n tiles is [inputs / DEPTH][n * 16][DEPTH],
-// so that a thread reads one stream from memory. Inputs are padded to a multiple of DEPTH (2 for bfloat16, 1 for float)
-// and outputs to a multiple of 16, with zeros.
-#include <algorithm>
-#include <omp.h>
+// Linear layers on weights packed once: bfloat16, float, and int8 with inputs rounded to integers.
+#include <cmath>
 
-#include "tile.h"
+#include "floats.h"
+#include "integers.h"
 
 namespace {
 
-constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
-
-// Where the panels of a weight [num_outputs, num_inputs] lie.
 template <class T>
-struct Layout {
-    static constexpr int64_t DEPTH = Line<T>::DEPTH;
-    int64_t num_outputs, num_inputs;
-    int64_t steps() const { return (num_inputs + DEPTH - 1) / DEPTH; }
-    int64_t tiles() const { return (num_outputs + LANES - 1) / LANES; }
-    int64_t panels() const { return (tiles() + PANEL_TILES - 1) / PANEL_TILES; }
-    int64_t tiles_of(int64_t panel) const { return std::min(PANEL_TILES, tiles() - panel * PANEL_TILES); }
-    int64_t start_of(int64_t panel) const { return panel * PANEL * steps() * DEPTH; }
-    // Where the first DEPTH inputs of an output lie; the next are width(panel) * DEPTH further.
-    int64_t index(int64_t output) const { return start_of(output / PANEL) + output % PANEL * DEPTH; }
-    int64_t width(int64_t panel) const { return tiles_of(panel) * LANES; }
-};
-
-template <class Out>
-struct Sink {
-    Out* out;  // at the first output of the panel
-    int64_t row_stride;
-    const float* bias;  // likewise, or null
-    int64_t num_outputs;  // that exist in the panel
-
-    METHOD vf start(int64_t, int64_t tile) {
-        if (!bias) return vf{};
-        return load_first(bias + tile * LANES, (int)std::min<int64_t>(LANES, num_outputs - tile * LANES));
-    }
-    METHOD void finish(int64_t row, int64_t tile, vf total) {
-        Out* to = out + row * row_stride + tile * LANES;
-        store_first(to, total, (int)std::min<int64_t>(LANES, num_outputs - tile * LANES));
-    }
-};
-
-template <class T, class Out>
-void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,
-            Layout<T> layout, int num_threads) {
-    // Rows are cut too where panels alone can't keep the threads busy.
-    int64_t panels = layout.panels();
-    int64_t row_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
-    int64_t tasks = panels * row_blocks;
-    int64_t chunk = std::max<int64_t>(1, tasks / (8 * num_threads));
-#pragma omp parallel for schedule(dynamic, chunk) num_threads(num_threads)
-    for (int64_t task = 0; task < tasks; task++) {
-        int64_t panel = task / row_blocks, block = task % row_blocks;
-        int64_t row = num_rows * block / row_blocks, rows = num_rows * (block + 1) / row_blocks - row;
-        int64_t tiles = layout.tiles_of(panel);
-        Product<T> product{x + row * x_stride, x_stride, packed + layout.start_of(panel),
-                           layout.width(panel) * Line<T>::DEPTH, layout.steps()};
-        Sink<Out> sink{out + row * layout.num_outputs + panel * PANEL, layout.num_outputs,
-                       bias ? bias + panel * PANEL : nullptr, layout.num_outputs - panel * PANEL};
-        multiply(product, rows, tiles, sink);
-    }
+void unpack(const T* packed, const int64_t* ids, T* out, int64_t num_ids, Layout<T> layout, int num_threads) {
+    each_of_rows(packed, ids, num_ids, layout, num_threads,
+                 [&](int64_t i, int64_t k, T element) { out[i * layout.num_inputs + k] = element; });
 }
 
-template <class T>
-void pack(const T* weight, int64_t weight_stride, T* packed, Layout<T> layout, int num_threads) {
-    constexpr int64_t depth = Line<T>::DEPTH;
-#pragma omp parallel for num_threads(num_threads)
-    for (int64_t panel = 0; panel < layout.panels(); panel++) {
-        const int64_t step = layout.width(panel) * depth;
-        T* to = packed + layout.start_of(panel);
-        memset(to, 0, step * layout.steps() * sizeof(T));
-        for (int64_t i = 0; i < std::min(layout.width(panel), layout.num_outputs - panel * PANEL); i++) {
-            const T* from = weight + (panel * PANEL + i) * weight_stride;
-            for (int64_t k = 0; k < layout.num_inputs; k++) to[k / depth * step + i * depth + k % depth] = from[k];
-        }
-    }
+template <int PLANES, class T>
+void any_out(const T* x, int64_t x_stride, const int8_t* packed, const float* scales, const int32_t* corrections,
+             const float* bias, void* out, bool is_out_bf16, int64_t num_rows, Layout<int8_t> layout, int threads) {
+    if (is_out_bf16)
+        linear_of_integers<PLANES>(x, x_stride, packed, scales, corrections, bias, (bf16*)out, num_rows, layout,
+                                   threads);
+    else
+        linear_of_integers<PLANES>(x, x_stride, packed, scales, corrections, bias, (float*)out, num_rows, layout,
+                                   threads);
 }
 
-template <class T>
-void unpack_rows(const T* packed, const int64_t* ids, T* out, int64_t num_ids, Layout<T> layout, int num_threads) {
-    constexpr int64_t depth = Line<T>::DEPTH;
-#pragma omp parallel for num_threads(num_threads) if (num_ids > 16)
-    for (int64_t i = 0; i < num_ids; i++) {
-        const int64_t step = layout.width(ids[i] / PANEL) * depth;
-        const T* from = packed + layout.index(ids[i]);
-        T* to = out + i * layout.num_inputs;
-        for (int64_t k = 0; k < layout.num_inputs; k++) to[k] = from[k / depth * step + k % depth];
-    }
+bf16 to_bf16(float x) {
+    vf all = set1(x);
+    bf16 rounded[LANES];
+    store(rounded, all);
+    return rounded[0];
 }
+
+bool is_near(float got, float wanted) { return std::abs(got - wanted) < 1e-3f * wanted; }
 
 }  // namespace
 
-// pack: weight [num_outputs, num_inputs], rows weight_stride elements apart.
-// unpack_rows: rows of the plain weight, out [num_ids, num_inputs].
-#define PACKING(suffix, T)                                                                                           \
-    void pack_##suffix(const T* weight, int64_t weight_stride, T* packed, int64_t num_outputs, int64_t num_inputs,   \
-                       int32_t num_threads) {                                                                        \
-        pack(weight, weight_stride, packed, Layout<T>{num_outputs, num_inputs}, num_threads);                        \
-    }                                                                                                                \
-    void unpack_rows_##suffix(const T* packed, const int64_t* ids, T* out, int64_t num_ids, int64_t num_outputs,     \
-                              int64_t num_inputs, int32_t num_threads) {                                             \
-        unpack_rows(packed, ids, out, num_ids, Layout<T>{num_outputs, num_inputs}, num_threads);                     \
-    }
-
-// x [num_rows, num_inputs] with a multiple of DEPTH inputs readable in each row; bias float32 or null.
-#define LINEAR(name, T, Out)                                                                                        \
-    void name(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,         \
-              int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {                                       \
-        linear(x, x_stride, packed, bias, out, num_rows, Layout<T>{num_outputs, num_inputs}, num_threads);          \
-    }
-
 extern "C" {
 
-PACKING(bf16, bf16)
-PACKING(float, float)
-LINEAR(linear_bf16_to_bf16, bf16, bf16)
-LINEAR(linear_bf16_to_float, bf16, float)
-LINEAR(linear_float_to_bf16, float, bf16)
-LINEAR(linear_float_to_float, float, float)
+// weight [num_outputs, num_inputs], rows weight_stride elements apart; elements of 1 (int8), 2 (bf16) or 4 bytes (float).
+void pack(const void* weight, int64_t weight_stride, int32_t element_bytes, void* packed, int64_t num_outputs,
+          int64_t num_inputs, int32_t num_threads) {
+    if (element_bytes == 1)
+        pack_panels((const int8_t*)weight, weight_stride, (int8_t*)packed, {num_outputs, num_inputs}, num_threads);
+    else if (element_bytes == 2)
+        pack_panels((const bf16*)weight, weight_stride, (bf16*)packed, {num_outputs, num_inputs}, num_threads);
+    else
+        pack_panels((const float*)weight, weight_stride, (float*)packed, {num_outputs, num_inputs}, num_threads);
+}
 
-// 0 when a small product comes out right.
+// Rows of the plain weight: out [num_ids, num_inputs].
+void unpack_rows(const void* packed, int32_t element_bytes, const int64_t* ids, void* out, int64_t num_ids,
+                 int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
+    if (element_bytes == 1)
+        unpack((const int8_t*)packed, ids, (int8_t*)out, num_ids, {num_outputs, num_inputs}, num_threads);
+    else if (element_bytes == 2)
+        unpack((const bf16*)packed, ids, (bf16*)out, num_ids, {num_outputs, num_inputs}, num_threads);
+    else
+        unpack((const float*)packed, ids, (float*)out, num_ids, {num_outputs, num_inputs}, num_threads);
+}
+
+// x and packed: bf16 or float. Of bf16 an even number of inputs is readable in each row. bias: float or null.
+void linear_floats(const void* x, int64_t x_stride, int32_t is_x_bf16, const void* packed, const float* bias, void* out,
+                   int32_t is_out_bf16, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
+                   int32_t num_threads) {
+    auto run = [&](const auto* x) {
+        typedef std::decay_t<decltype(*x)> T;
+        Layout<T> layout{num_outputs, num_inputs};
+        if (is_out_bf16)
+            linear(x, x_stride, (const T*)packed, bias, (bf16*)out, num_rows, layout, num_threads);
+        else
+            linear(x, x_stride, (const T*)packed, bias, (float*)out, num_rows, layout, num_threads);
+    };
+    if (is_x_bf16)
+        run((const bf16*)x);
+    else
+        run((const float*)x);
+}
+
+// x and out: float32, or bf16 where is_…_bf16. planes: bytes that an input is rounded to, 1 or 2. scales, corrections:
+// of all padded outputs (integers.h).
+void linear_int8(const void* x, int64_t x_stride, int32_t is_x_bf16, int32_t planes, const int8_t* packed,
+                 const float* scales, const int32_t* corrections, const float* bias, void* out, int32_t is_out_bf16,
+                 int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
+    auto run = [&](const auto* x) {
+        auto do_run = planes == 1 ? any_out<1, std::decay_t<decltype(*x)>> : any_out<2, std::decay_t<decltype(*x)>>;
+        do_run(x, x_stride, packed, scales, corrections, bias, out, is_out_bf16, num_rows, {num_outputs, num_inputs},
+               num_threads);
+    };
+    if (is_x_bf16)
+        run((const bf16*)x);
+    else
+        run((const float*)x);
+}
+
+// 0 when small products come out right.
 int self_test() {
     const int64_t N = 80, K = 34, M = 7;
     bf16 weight[N * K], x[M * K], packed[N * K];
@@ -130,14 +100,30 @@ int self_test() {
     for (int64_t i = 0; i < N * K; i++) weight[i] = value(i);
     for (int64_t i = 0; i < M * K; i++) x[i] = value(i + 3);
     float out[M * N];
-    pack_bf16(weight, K, packed, N, K, 2);
-    linear_bf16_to_float(x, K, packed, nullptr, out, M, N, K, 2);
+    pack(weight, K, 2, packed, N, K, 2);
+    linear_floats(x, K, 1, packed, nullptr, out, 0, M, N, K, 2);
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < N; n++) {
             float wanted = 0;
             for (int64_t k = 0; k < K; k++) wanted += to_float(x[m * K + k]) * to_float(weight[n * K + k]);
-            if (!(std::abs(out[m * N + n] - wanted) < 1e-3f * wanted)) return 1;
+            if (!is_near(out[m * N + n], wanted)) return 1;
         }
+    int8_t integers[N * K], packed_integers[N * 36];
+    float scales[N];
+    int32_t corrections[N] = {};
+    for (int64_t i = 0; i < N * K; i++) integers[i] = (int8_t)(i % 255 - 127), corrections[i / K] += 128 * integers[i];
+    for (int64_t n = 0; n < N; n++) scales[n] = 0.5f;
+    pack(integers, K, 1, packed_integers, N, K, 2);
+    for (int32_t planes = 1; planes <= 2; planes++) {
+        for (int64_t i = 0; i < M * K; i++) x[i] = to_bf16((float)(i % K == 3 ? 127 : i % 19 - 9));
+        linear_int8(x, K, 1, planes, packed_integers, scales, corrections, nullptr, out, 0, M, N, K, 2);
+        for (int64_t m = 0; m < M; m++)
+            for (int64_t n = 0; n < N; n++) {
+                float wanted = 0;
+                for (int64_t k = 0; k < K; k++) wanted += to_float(x[m * K + k]) * integers[n * K + k] * 0.5f;
+                if (!(std::abs(out[m * N + n] - wanted) < 1 + 1e-4f * std::abs(wanted))) return 2;
+            }
+    }
     return 0;
 }
 }

@@ -11,7 +11,7 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 from hybrid_engine.kernels.linear import cpu
-from hybrid_engine.kernels.linear.int8 import BYTES, WORDS, Int8Form
+from hybrid_engine.kernels.linear.int8 import BYTES, WORDS, pack_int8
 
 QUANTIZATIONS = {"int8": "cpu", "w8a8": "cpu"}
 """How weights may be kept in fewer bits than their dtype has, and on which kind of device."""
@@ -119,7 +119,7 @@ def _form(weight_NK: Tensor, quantization: str | None, is_exact: bool) -> Form:
         is_tiled = weight_NK.device.type == "cpu" and cpu.can_tile(weight_NK)
         return cpu.TiledForm(weight_NK) if is_tiled else PlainForm(weight_NK, is_exact=is_exact)
     check_quantization(quantization, device_type=weight_NK.device.type)
-    return Int8Form(weight_NK, WORDS if quantization == "int8" else BYTES)
+    return pack_int8(weight_NK, WORDS if quantization == "int8" else BYTES)
 
 
 def check_quantization(quantization: str | None, *, device_type: str) -> None:

@@ -1,7 +1,7 @@
 // Products of a few rows with tiles of outputs, held in registers.
 //
-// A *line* is what one load brings: LANES outputs, each with DEPTH consecutive inputs (1 float, or 2 bf16 that share
-// 32 bits). Weights of linear layers, keys and values are all laid out in lines: [inputs / DEPTH][outputs][DEPTH].
+// A *line* is what one load brings: LANES outputs, each with DEPTH consecutive inputs (1 float, or what shares 32 bits:
+// 2 bf16, 4 int8). Weights of linear layers, keys and values are all laid out in lines: [inputs / DEPTH][outputs][DEPTH].
 // Each output is summed over its inputs in order, whatever rows and outputs are beside it: results don't depend on
 // how the work was cut.
 #pragma once
@@ -9,68 +9,17 @@
 
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4;  // 24 sums, 4 lines, 1 input: 29 of 32 registers
-#elif defined(__AVX2__) && defined(__FMA__)
-constexpr int TILE_ROWS = 4, TILE_COLUMNS = 1;  // 8 halves of sums, 4 of lines, 2 inputs: 14 of 16 registers
 #else
-constexpr int TILE_ROWS = 2, TILE_COLUMNS = 1;
-#endif
-
-// LANES sums as they are held in registers.
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-// The compiler keeps vectors that are wider than the processor's in memory, at a twentieth of the speed.
-struct Sums {
-    __m256 low, high;
-};
-INLINE Sums load_sums(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + LANES / 2)}; }
-INLINE void store_sums(float* p, Sums x) { _mm256_storeu_ps(p, x.low), _mm256_storeu_ps(p + LANES / 2, x.high); }
-INLINE Sums add_products(Sums total, Sums w, __m256 x) {
-    return {_mm256_fmadd_ps(w.low, x, total.low), _mm256_fmadd_ps(w.high, x, total.high)};
-}
-#else
-typedef vf Sums;
-INLINE Sums load_sums(const float* p) { return load(p); }
-INLINE void store_sums(float* p, Sums x) { store(p, x); }
+constexpr int TILE_ROWS = 4, TILE_COLUMNS = 1;
 #endif
 
 template <class T>
 struct Line;
 
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
 template <>
 struct Line<float> {
     static constexpr int DEPTH = 1;
-    typedef Sums Weights;
-    typedef __m256 Input;
-    METHOD static Weights weights(const float* p) { return load_sums(p); }
-    METHOD static Input input(const float* p) { return _mm256_broadcast_ss(p); }
-    METHOD static Sums add(Sums total, Weights w, Input x) { return add_products(total, w, x); }
-};
-
-template <>
-struct Line<bf16> {
-    static constexpr int DEPTH = 2;
-    struct Weights {
-        Sums first, second;
-    };
-    struct Input {
-        __m256 first, second;
-    };
-    METHOD static Weights weights(const bf16* p) {
-        const __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)p + 1);
-        const __m256i upper = _mm256_set1_epi32((int)0xffff0000u);
-        auto first = [](__m256i pairs) METHOD { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); };
-        auto second = [&](__m256i pairs) METHOD { return _mm256_castsi256_ps(_mm256_and_si256(pairs, upper)); };
-        return {{first(low), first(high)}, {second(low), second(high)}};
-    }
-    METHOD static Input input(const bf16* p) { return {_mm256_set1_ps(to_float(p[0])), _mm256_set1_ps(to_float(p[1]))}; }
-    METHOD static Sums add(Sums total, const Weights& w, const Input& x) {
-        return add_products(add_products(total, w.first, x.first), w.second, x.second);
-    }
-};
-#else
-template <>
-struct Line<float> {
-    static constexpr int DEPTH = 1;
+    typedef vf Sum;
     typedef vf Weights;
     typedef vf Input;
     METHOD static Weights weights(const float* p) { return load(p); }
@@ -82,6 +31,7 @@ struct Line<float> {
 template <>
 struct Line<bf16> {
     static constexpr int DEPTH = 2;
+    typedef vf Sum;
     typedef __m512bh Weights;
     typedef __m512bh Input;
     METHOD static Weights weights(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -96,6 +46,7 @@ struct Line<bf16> {
 template <>
 struct Line<bf16> {
     static constexpr int DEPTH = 2;
+    typedef vf Sum;
     struct Weights {
         vf first, second;
     };
@@ -112,6 +63,58 @@ struct Line<bf16> {
     }
 };
 #endif
+
+// What accumulate() works with: a line, and its sums as the registers are.
+template <class T>
+struct Registers : Line<T> {
+    typedef typename Line<T>::Sum Total;
+};
+
+#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
+// A vf would be kept in memory there, at a tenth of the speed.
+struct Halves {
+    __m256 low, high;
+    METHOD Halves plus(const Halves& w, __m256 x) const {
+        return {_mm256_fmadd_ps(w.low, x, low), _mm256_fmadd_ps(w.high, x, high)};
+    }
+};
+
+template <>
+struct Registers<float> {
+    static constexpr int DEPTH = 1;
+    typedef Halves Total;
+    typedef Halves Weights;
+    typedef __m256 Input;
+    METHOD static Weights weights(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+    METHOD static Input input(const float* p) { return _mm256_set1_ps(*p); }
+    METHOD static Total add(const Total& total, const Weights& w, Input x) { return total.plus(w, x); }
+};
+
+template <>
+struct Registers<bf16> {
+    static constexpr int DEPTH = 2;
+    typedef Halves Total;
+    struct Weights {
+        Halves first, second;
+    };
+    struct Input {
+        __m256 first, second;
+    };
+    METHOD static __m256 first(__m256i pairs) { return (__m256)_mm256_slli_epi32(pairs, 16); }
+    METHOD static __m256 second(__m256i pairs) {
+        return (__m256)_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000));
+    }
+    METHOD static Weights weights(const bf16* p) {
+        __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)p + 1);
+        return {{first(low), first(high)}, {second(low), second(high)}};
+    }
+    METHOD static Input input(const bf16* p) {
+        return {_mm256_set1_ps(to_float(p[0])), _mm256_set1_ps(to_float(p[1]))};
+    }
+    METHOD static Total add(const Total& total, const Weights& w, const Input& x) {
+        return total.plus(w.first, x.first).plus(w.second, x.second);
+    }
+};
 #endif
 
 // The operands of a product: rows of inputs, and lines `line_stride` elements apart, `steps` of them.
@@ -129,13 +132,14 @@ struct Product {
 // half the speed.
 template <int M, int N, class T>
 __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
-                                          int64_t steps, float* sums) {
-    typedef Line<T> L;
-    Sums total[M][N];
+                                          int64_t steps, typename Line<T>::Sum* sums) {
+    typedef Registers<T> L;
+    typename L::Total total[M][N];
+    static_assert(sizeof total[0][0] == sizeof *sums, "the same numbers, held in other registers");
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) total[m][n] = load_sums(sums + (m * N + n) * LANES);
+        for (int n = 0; n < N; n++) memcpy(&total[m][n], sums + m * N + n, sizeof *sums);
     for (int64_t i = 0; i < steps; i++) {
         typename L::Weights w[N];
 #pragma GCC unroll 8
@@ -151,19 +155,19 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) store_sums(sums + (m * N + n) * LANES, total[m][n]);
+        for (int n = 0; n < N; n++) memcpy(sums + m * N + n, &total[m][n], sizeof *sums);
 }
 
 // M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.
 template <int M, int N, class T, class Sink>
 INLINE void multiply_tile(const Product<T>& p, int64_t row, int64_t tile, Sink& sink) {
-    alignas(64) float sums[M * N * LANES];
+    typename Line<T>::Sum sums[M * N];
     for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) store(sums + (m * N + n) * LANES, sink.start(row + m, tile + n));
+        for (int n = 0; n < N; n++) sums[m * N + n] = sink.start(row + m, tile + n);
     accumulate<M, N>(p.x + row * p.row_stride, p.row_stride, p.lines + tile * LANES * Line<T>::DEPTH, p.line_stride,
                      p.steps, sums);
     for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, load(sums + (m * N + n) * LANES));
+        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, sums[m * N + n]);
 }
 
 template <int M, class T, class Sink>

@@ -3,7 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -32,6 +32,11 @@ INLINE vf load(const bf16* p) {
     vh half;
     memcpy(&half, p, sizeof half);
     return (vf)(__builtin_convertvector(half, vu) << 16);
+}
+INLINE vi load(const int32_t* p) {
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
 }
 INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 INLINE void store(bf16* p, vf x) {
