@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -27,12 +28,14 @@ def run(*, num_rounds: int = 5, num_threads: int | None = None) -> Iterator[Repo
     torch.set_num_threads(num_threads or torch.get_num_threads())
     torch.manual_seed(0)
     cases = [*_linear_cases(), *_attention_cases(), *_norm_cases()]
+    shared_cases = [_shared_case(4, 1, 256), _shared_case(32, 8, 128), _shared_case(8, 8, 64)]
     figures: list[Figure] = []
     with torch.inference_mode():
-        for name, ours, theirs in cases:
-            times = [(_seconds(ours), _seconds(theirs)) for _ in range(num_rounds)]
-            figures.append(Figure(name, "µs", tuple(mine * 1e6 for mine, _ in times)))
-            figures.append(Figure("  torch's time / ours", "x", tuple(torchs / mine for mine, torchs in times)))
+        for peer, some in (("torch's time / ours", cases), ("time of each reading its own / ours", shared_cases)):
+            for name, ours, theirs in some:
+                times = [(_seconds(ours), _seconds(theirs)) for _ in range(num_rounds)]
+                figures.append(Figure(name, "µs", tuple(mine * 1e6 for mine, _ in times)))
+                figures.append(Figure(f"  {peer}", "x", tuple(other / mine for mine, other in times)))
     note = f"bfloat16, {torch.get_num_threads()} threads; torch's attention gets its keys and values in one piece"
     yield Report("Kernels", tuple(figures), (note,))
 
@@ -88,6 +91,28 @@ def _attention_case(title: str, num_requests: int, num_queries: int, num_keys: i
     is_causal = num_queries > 1
     theirs = _bind(F.scaled_dot_product_attention, q, k, v, is_causal=is_causal, scale=scale, enable_gqa=True)
     return f"attention, {title}: {num_requests} x {num_queries} queries, {num_keys:,} keys", ours, theirs
+
+
+def _shared_case(num_heads: int, num_kv_heads: int, head_size: int) -> tuple[str, Operation, Operation]:
+    """Requests whose tables begin with the same blocks, with and without reading those once for all."""
+    num_requests, num_shared, num_own = 16, 4096 // BLOCK_SIZE, 8
+    tables = [
+        [*range(1, 1 + num_shared), *range(1 + num_shared + i * num_own, 1 + num_shared + (i + 1) * num_own)]
+        for i in range(num_requests)
+    ]
+    meta = AttentionMeta.build(
+        num_queries=[1] * num_requests,
+        num_keys=[(num_shared + num_own) * BLOCK_SIZE] * num_requests,
+        block_tables=tables,
+        block_size=BLOCK_SIZE,
+        is_shared=True,
+    )
+    shape = (num_shared + num_requests * num_own + 1, num_kv_heads, BLOCK_SIZE, head_size)
+    caches = {"k_cache_BKPD": _random(*shape), "v_cache_BKPD": _random(*shape), "scale": head_size**-0.5}
+    q_THD = _random(num_requests, num_heads, head_size)
+    name = f"attention, decode: {num_requests} requests that share 4,096 keys, {num_heads} heads / {num_kv_heads}"
+    ours = _bind(attention, q_THD, meta=meta, **caches)
+    return f"{name} x {head_size}", ours, _bind(attention, q_THD, meta=replace(meta, shared=None), **caches)
 
 
 def _norm_cases() -> list[tuple[str, Operation, Operation]]:

@@ -77,15 +77,14 @@ class LatentAttention(nn.Module):
     def forward(self, x_TE: Tensor, *, table: tuple[Tensor, Tensor], meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """[T, E]. Nothing turns here."""
         self.write(x_TE, meta=meta, cache=cache)
+        latents_BKPL = cache.k_BKPD[..., : self.latent.latent_size]
         out_THL = attention(
             self.queries(x_TE, meta=meta),
             k_cache_BKPD=cache.k_BKPD,
-            v_cache_BKPD=cache.k_BKPD,
+            v_cache_BKPD=latents_BKPL,
             meta=meta,
             scale=self.scale,
         )
-        # What the heads share comes along, weighed, and is dropped.
-        out_THL = out_THL[:, :, : self.latent.latent_size]
         values_THD = times_heads(out_THL, self.from_latent.value_HDL.transpose(1, 2), is_exact=meta.is_exact)
         return self.out(values_THD.flatten(1))
 

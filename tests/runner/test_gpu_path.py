@@ -70,7 +70,7 @@ class FilledUp:
     def run(self, plan) -> Decoded:
         self.num_steps += 1
         num_requests = len(plan.request_ids)
-        shape = DecodeShape.covering(num_requests, max(plan.num_computed_tokens) + 1)
+        shape = self.runner._batch.decode_shape(plan)
         packed = self.runner._batch.pack(plan, shape=shape)
         assert len(packed.token_ids_T) == shape.num_requests > num_requests
         logits_RV = self.runner.model.logits(self.runner._forward(packed))
@@ -128,6 +128,30 @@ def test_requests_that_fill_a_step_up_change_nothing_and_touch_nothing(hand, pai
             assert torch.equal(tensor_B[0].nan_to_num(7), old_B[0].nan_to_num(7)), "the null block was touched"
 
 
+def test_a_prefix_shared_in_a_step_that_is_filled_up_changes_no_answer(tmp_path, request):
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 16, "tie_word_embeddings": False}
+    oracle = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, **layers, max_position_embeddings=2048)).eval()
+    oracle.save_pretrained(tmp_path)
+    model = load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+    groups = group_layers(model.info.cache_specs(block_size=4, element_bytes=4))
+    hand = Hand(model, groups, num_blocks=160)
+    document = [(i * i * 7 + 3 * i) % 99 + 1 for i in range(512)]
+    hand.add("a", [*document, 5])
+    hand.step({"a": 513})
+    for request_id in "bcde":
+        hand.add(request_id, [*document, ord(request_id) % 9 + 1], hit=512, hit_blocks=[hand.tables["a"][0][:128]])
+    hand.step(dict.fromkeys("bcde", 1))
+    request.getfixturevalue("interpreted")  # from here on
+    hand.runner._graphs = filled_up = FilledUp(hand)
+    num_before = hand.runner.num_spared_keys_total
+    answers = hand.run(dict.fromkeys("abcde", 1))
+    assert filled_up.num_steps == 1
+    assert hand.runner.num_spared_keys_total - num_before == 4 * 512
+    for request_id in "abcde":
+        assert answers[request_id] == greedy(oracle, hand.token_ids[request_id][:513], 2)[1:]
+
+
 @pytest.mark.parametrize(
     ("given", "rounded"),
     [
@@ -136,6 +160,8 @@ def test_requests_that_fill_a_step_up_change_nothing_and_touch_nothing(hand, pai
         ((8, 513), (8, 1024)),
         ((9, 4096), (16, 4096)),
         ((41, 5000), (48, 8192)),
+        ((2, 9, [0, 0]), (2, 512, ())),
+        ((2, 9, [0, 1, 5]), (2, 512, (0, 1, 8))),
     ],
 )
 def test_a_decode_step_is_filled_up_to_one_of_few_shapes(given, rounded):
