@@ -88,7 +88,7 @@ def test_many_cases_of_gemma(real_weights, dtype):
     tokenizer = load_tokenizer(open_checkpoint(real_weights).path)
     settings = {"max_model_len": 1000, "cache_memory_bytes": "192MiB"}
     budgets = [budget for budget in BUDGETS if budget > 1]
-    common = {"num_new": 2, "budgets": budgets, "company": (8, 14), "settings": settings}
+    common = {"num_new": 4, "budgets": budgets, "company": (8, 14), "settings": settings}
     cases = make_cases(real_weights, tokenizer, dtype, lengths=[1, 9, 16, 17, 25, 33, 40], **common)
     assert_same(cases, NUM_CASES // 5)
     cases.lengths, cases.budgets = [540, 590], (300, 2048)
