@@ -127,6 +127,17 @@ struct Product {
     int64_t steps;
 };
 
+// Only types that differ go through memcpy: it makes the compiler keep them in memory.
+template <class T>
+INLINE void same_bits(T& to, const T& from) {
+    to = from;
+}
+template <class T, class U>
+INLINE void same_bits(T& to, const U& from) {
+    static_assert(sizeof to == sizeof from, "the same numbers, held in other registers");
+    memcpy(&to, &from, sizeof to);
+}
+
 // sums[M][N][LANES] += M rows times N tiles, from `x` and `line` on. The sums must stay in registers: not inlined, and
 // apart from what a sink does, for what calls functions around the loop makes the compiler keep them in memory, at
 // half the speed.
@@ -135,11 +146,10 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
                                           int64_t steps, typename Line<T>::Sum* sums) {
     typedef Registers<T> L;
     typename L::Total total[M][N];
-    static_assert(sizeof total[0][0] == sizeof *sums, "the same numbers, held in other registers");
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) memcpy(&total[m][n], sums + m * N + n, sizeof *sums);
+        for (int n = 0; n < N; n++) same_bits(total[m][n], sums[m * N + n]);
     for (int64_t i = 0; i < steps; i++) {
         typename L::Weights w[N];
 #pragma GCC unroll 8
@@ -155,7 +165,7 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) memcpy(sums + m * N + n, &total[m][n], sizeof *sums);
+        for (int n = 0; n < N; n++) same_bits(sums[m * N + n], total[m][n]);
 }
 
 // M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.
