@@ -34,6 +34,8 @@ from hybrid_engine.kernels import dispatch
 KERNELS = ROOT / "kernels"
 MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 512}
 """float32 is there for exactness, not for speed: operands of three products for one don't always fit."""
+WITH_WGMMA = ("prefill_kernel", "gate_up_kernel", "down_kernel")
+"""What must use Hopper's own matrix instructions in the cases that say so."""
 NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -87,7 +89,7 @@ def complaints(compiled: Compiled, case: Case, dtype: torch.dtype, capability: i
     wrong = []
     if compiled.local_bytes > MAX_LOCAL_BYTES[dtype]:
         wrong.append(f"{compiled.name} ({case.name}, {dtype}) uses {compiled.local_bytes} bytes of local memory")
-    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name == "prefill_kernel"
+    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name in WITH_WGMMA
     if needs_wgmma and not compiled.wgmmas:
         wrong.append(f"{compiled.name} ({case.name}) has no wgmma")
     return wrong

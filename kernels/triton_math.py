@@ -21,6 +21,19 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 @triton.jit
+def widened(w, dtype: tl.constexpr):
+    """Weights as numbers of a dtype: bytes are taken as e4m3, whose NaN nobody stores, for GPUs that don't know it."""
+    if w.dtype == tl.uint8:
+        # Sign and the other seven bits at the places they have in float32, whose exponents count from 127 instead of 7.
+        bits = w.to(tl.int32)
+        moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        wide = (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
+    else:
+        wide = w.to(dtype)
+    return wide
+
+
+@triton.jit
 def silu(x):
     return x * tl.sigmoid(x)
 
@@ -28,6 +41,37 @@ def silu(x):
 @triton.jit
 def tanh(x):
     return 2.0 * tl.sigmoid(2.0 * x) - 1.0
+
+
+@triton.jit
+def gelu_tanh(x):
+    # (1 + tanh(u)) / 2 is sigmoid(2 u), here with u = sqrt(2 / pi) * (x + 0.044715 x^3)
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def gated(gate, up, alpha, limit, KIND: tl.constexpr):
+    """act(gate) * up, by the names of kernels.moe.Activation; alpha and limit are of some kinds only."""
+    if KIND == "silu":
+        out = silu(gate) * up
+    elif KIND == "gelu_tanh":
+        out = gelu_tanh(gate) * up
+    elif KIND == "gelu":
+        out = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    elif KIND == "swiglu_clamped":
+        below = clamped(gate, float("-inf"), limit)
+        out = below * tl.sigmoid(alpha * below) * (clamped(up, -limit, limit) + 1.0)
+    else:  # relu_squared: there is no gate beside it
+        tl.static_assert(KIND == "relu_squared")
+        above = clamped(gate, 0.0, float("inf"))
+        out = above * above
+    return out
+
+
+@triton.jit
+def clamped(x, low, high):
+    # A NaN stays one: minimum and maximum would lose it.
+    return tl.where(x < low, low, tl.where(x > high, high, x))
 
 
 @triton.jit

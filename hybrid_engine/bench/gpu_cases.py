@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hybrid_engine.bench.gpu_products import ExpertShape, make_moe
 from hybrid_engine.bench.gpu_work import (
     Heads,
     Scan,
@@ -24,6 +25,7 @@ from hybrid_engine.bench.gpu_work import (
     make_rope,
     make_write,
 )
+from hybrid_engine.kernels.moe import Activation
 
 BOTH = (torch.bfloat16, torch.float32)
 
@@ -56,6 +58,11 @@ DELTAS = (
     (Scan("kimi linear", 32, 128, 128, groups=32), True),
 )
 """Delta rules, and whether each row of a state has a decay of its own."""
+EXPERTS = (
+    ExpertShape("qwen 3 30b", 128, 8, 2048, 768),
+    ExpertShape("gpt-oss", 32, 4, 2880, 2880, Activation("swiglu_clamped", alpha=1.702, limit=7.0), has_biases=True),
+    ExpertShape("nemotron 3", 128, 6, 2688, 1856, Activation("relu_squared")),
+)
 
 
 def cases() -> Iterator[Case]:
@@ -86,6 +93,13 @@ def cases() -> Iterator[Case]:
         for scan, is_by_row in DELTAS:
             work = _bind(make_delta, scan, is_by_row, num_queries, captures)
             yield Case(f"delta rule, {kind}, {scan.name}", work, BOTH if scan == DELTAS[0][0] else BOTH[:1])
+    for shape in EXPERTS:
+        is_first = shape == EXPERTS[0]
+        yield Case(f"experts, decode, {shape.name}", _bind(make_moe, shape, 5), BOTH if is_first else BOTH[:1])
+        for rows_each in (40, 130):
+            num_tokens = rows_each * shape.num_experts // shape.num_chosen
+            work = _bind(make_moe, shape, num_tokens)
+            yield Case(f"experts, {rows_each} rows each, {shape.name}", work, BOTH[:1], has_wgmma=True)
     yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
 
 

@@ -24,9 +24,8 @@ Forward = Callable[[PackedBatch], Tensor]
 
 
 def can_be_recorded(model: Model) -> bool:
-    """Whether a model's decode steps are the same launches whatever its tokens are: with experts they aren't."""
-    layers = model.info.layers
-    return model.is_recordable and not any(layer.num_experts or layer.v_head_size is not None for layer in layers)
+    """Whether a model's decode steps are the same launches whatever its tokens are."""
+    return model.is_recordable and all(layer.v_head_size is None for layer in model.info.layers)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""Calls of what a GPU multiplies weights with: experts, on random tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hybrid_engine.bench.gpu_work import Run, Work, random_tensor
+from hybrid_engine.kernels import moe
+from hybrid_engine.kernels.moe import reference as moe_reference
+
+SILU = moe.Activation("silu")
+
+
+@dataclass(frozen=True)
+class ExpertShape:
+    """The experts of one model's layer."""
+
+    name: str
+    num_experts: int
+    num_chosen: int
+    width: int
+    inner: int
+    activation: moe.Activation = SILU
+    has_biases: bool = False
+
+
+def make_moe(device: torch.device, dtype: torch.dtype, shape: ExpertShape, num_tokens: int) -> Work:
+    """Tokens of which each has chosen its experts at random."""
+    first_columns = shape.inner * (2 if shape.activation.is_gated else 1)
+    sizes = ((shape.num_experts, first_columns, shape.width), (shape.num_experts, shape.width, shape.inner))
+    gate_up, down = (random_tensor(device, dtype, *size).mul_(size[2] ** -0.5) for size in sizes)
+    x_TE = random_tensor(device, dtype, num_tokens, shape.width)
+    scores_TX = torch.rand(num_tokens, shape.num_experts, device=device)
+    weights_TC, experts_TC = scores_TX.topk(shape.num_chosen, dim=1)
+    biases = [torch.randn(size[:2], device=device) if shape.has_biases else None for size in sizes]
+    options: dict[str, Any] = {
+        "activation": shape.activation,
+        "gate_up_bias_XN": biases[0],
+        "down_bias_XE": biases[1],
+        "weighs_inputs": False,
+    }
+    packed: dict[str, Any] = {"gate_up": moe.PackedExperts.pack(gate_up), "down": moe.PackedExperts.pack(down)}
+    num_read = 0 if device.type == "meta" else len(experts_TC.unique())
+    each = (gate_up[0].numel() + down[0].numel()) * dtype.itemsize
+    return Work(
+        lambda: moe.moe(x_TE, weights_TC, experts_TC, **packed, **options),
+        lambda: moe_reference.moe(x_TE, weights_TC, experts_TC, gate_up=gate_up, down=down, **options),
+        num_bytes=num_read * each + 2 * x_TE.numel() * dtype.itemsize,
+        num_flops=2.0 * experts_TC.numel() * each / dtype.itemsize,
+        peers=_moe_peers(x_TE, weights_TC, experts_TC, gate_up, down, shape) if device.type == "cuda" else {},
+    )
+
+
+def _moe_peers(
+    x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor, gate_up: Tensor, down: Tensor, shape: ExpertShape
+) -> dict[str, Run]:
+    """One expert after the other, as it is done where nothing is fused; torch's grouped product on sorted rows."""
+    if shape.has_biases or shape.activation.kind != "silu":
+        return {}
+    order_X = experts_TC.flatten().argsort(stable=True)
+    ends_X = experts_TC.flatten().bincount(minlength=shape.num_experts).cumsum(0).int()
+
+    def one_by_one() -> Tensor:
+        counts = experts_TC.flatten().bincount(minlength=shape.num_experts).tolist()
+        rows = x_TE[order_X // shape.num_chosen].split(counts)
+        parts = []
+        for expert, row in enumerate(rows):
+            if len(row):
+                gate, up = F.linear(row, gate_up[expert]).chunk(2, 1)
+                parts.append(F.linear(F.silu(gate) * up, down[expert]))
+        return _summed(torch.cat(parts))
+
+    def grouped() -> Tensor:
+        rows = x_TE[order_X // shape.num_chosen]
+        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends_X).chunk(2, 1)
+        return _summed(F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends_X))
+
+    def _summed(by_row_XE: Tensor) -> Tensor:
+        by_pair_XE = torch.empty_like(by_row_XE)
+        by_pair_XE[order_X] = by_row_XE
+        return (by_pair_XE.unflatten(0, experts_TC.shape) * weights_TC[:, :, None]).sum(1).to(x_TE.dtype)
+
+    return {"one expert after the other": one_by_one, "torch's grouped product on rows sorted before": grouped}

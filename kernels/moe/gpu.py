@@ -1,0 +1,154 @@
+"""A mixture of experts on a GPU, in five launches whose grids depend on no tensor's values: they can be recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from triton import next_power_of_2
+
+from hybrid_engine.kernels.moe.triton_moe import count_kernel, down_kernel, gate_up_kernel, place_kernel, sum_kernel
+from hybrid_engine.kernels.triton_math import dot_precision
+
+if TYPE_CHECKING:
+    from hybrid_engine.kernels.moe import Activation
+
+_PAIRS = 1024
+_SUM_COLUMNS = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the products cut their work, by the rows that an expert gets on average and the dtype."""
+
+    rows: int
+    columns: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+def product_tiles(dtype: torch.dtype, num_pairs: int, num_experts: int) -> Tiles:
+    """The table: few rows an expert, and reading weights is the work; many, and Hopper's products need 64 at least."""
+    rows_each = num_pairs / num_experts
+    if dtype == torch.float32:
+        return Tiles(rows=16, columns=32, depth=32, num_warps=4, num_stages=2)
+    if rows_each <= 12:
+        return Tiles(rows=16, columns=32, depth=128, num_warps=4, num_stages=4)
+    if rows_each <= 80:
+        return Tiles(rows=64, columns=64, depth=64, num_warps=4, num_stages=3)
+    return Tiles(rows=128, columns=128, depth=64, num_warps=8, num_stages=3)
+
+
+def pack(matrices_XNK: Tensor) -> Tensor:
+    """The stack, each row in one piece."""
+    return matrices_XNK.contiguous()
+
+
+def moe(
+    x_TE: Tensor,
+    weights_TC: Tensor,
+    experts_TC: Tensor,
+    *,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation,
+    gate_up_bias_XN: Tensor | None,
+    down_bias_XE: Tensor | None,
+    weighs_inputs: bool,
+) -> Tensor:
+    """As reference.moe."""
+    num_tokens, num_chosen = experts_TC.shape
+    num_experts, width, inner = down.shape
+    num_pairs = num_tokens * num_chosen
+    out_TE = torch.empty(num_tokens, width, dtype=x_TE.dtype, device=x_TE.device)
+    if out_TE.numel() == 0:
+        return out_TE
+    if x_TE.stride(1) != 1:
+        x_TE = x_TE.contiguous()
+    weights_TC, experts_TC = weights_TC.contiguous(), experts_TC.contiguous()
+    tiles = product_tiles(x_TE.dtype, num_pairs, num_experts)
+    row_pairs_X, tiles_X3 = _sort(experts_TC, num_experts, tiles.rows)
+    hidden_XI = torch.empty(num_pairs, inner, dtype=x_TE.dtype, device=x_TE.device)
+    options = {
+        "TILE": tiles.rows,
+        "COLUMNS": tiles.columns,
+        "DEPTH": tiles.depth,
+        "PRECISION": dot_precision(x_TE.dtype),
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+    gate_up_kernel[(len(tiles_X3), -(-inner // tiles.columns))](
+        x_TE,
+        gate_up,
+        gate_up,
+        weights_TC if gate_up_bias_XN is None else gate_up_bias_XN.contiguous(),
+        weights_TC,
+        hidden_XI,
+        row_pairs_X,
+        tiles_X3,
+        activation.alpha,
+        activation.limit,
+        x_TE.stride(0),
+        CHOSEN=num_chosen,
+        INPUTS=gate_up.shape[2],
+        INNER=inner,
+        KIND=activation.kind,
+        IS_GATED=activation.is_gated,
+        HAS_SCALES=False,
+        HAS_BIAS=gate_up_bias_XN is not None,
+        WEIGHS_INPUTS=weighs_inputs,
+        **options,
+    )
+    by_pair_XE = torch.empty(num_pairs, width, dtype=x_TE.dtype, device=x_TE.device)
+    down_kernel[(len(tiles_X3), -(-width // tiles.columns))](
+        hidden_XI,
+        down,
+        down,
+        weights_TC if down_bias_XE is None else down_bias_XE.contiguous(),
+        by_pair_XE,
+        row_pairs_X,
+        tiles_X3,
+        INPUTS=inner,
+        OUTPUTS=width,
+        HAS_SCALES=False,
+        HAS_BIAS=down_bias_XE is not None,
+        **options,
+    )
+    sum_kernel[(num_tokens, -(-width // _SUM_COLUMNS))](
+        by_pair_XE,
+        weights_TC,
+        out_TE,
+        CHOSEN=num_chosen,
+        OUTPUTS=width,
+        IS_WEIGHED=not weighs_inputs,
+        COLUMNS=_SUM_COLUMNS,
+    )
+    return out_TE
+
+
+def _sort(experts_TC: Tensor, num_experts: int, tile_rows: int) -> tuple[Tensor, Tensor]:
+    """The pair of each row, int32 [rows]; expert, first row and end of each tile that may be, int32 [tiles, 3]."""
+    num_pairs = experts_TC.numel()
+    # An expert's last tile may hold a single row; no more experts have one than there are pairs.
+    num_tiles = num_pairs // tile_rows + min(num_pairs, num_experts)
+    counts_X, row_pairs_X, tiles_X3 = (
+        torch.empty(shape, dtype=torch.int32, device=experts_TC.device)
+        for shape in ((num_experts,), (num_pairs,), (num_tiles, 3))
+    )
+    count_kernel[(num_experts,)](experts_TC, counts_X, num_pairs, PAIRS=_PAIRS)
+    place_kernel[(num_experts,)](
+        experts_TC,
+        counts_X,
+        row_pairs_X,
+        tiles_X3,
+        num_pairs,
+        num_tiles,
+        EXPERTS=num_experts,
+        PADDED=next_power_of_2(num_experts),
+        PAIRS=_PAIRS,
+        TILE=tile_rows,
+    )
+    return row_pairs_X, tiles_X3
