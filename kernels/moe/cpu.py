@@ -43,17 +43,16 @@ def moe(
     x_XE = x_TE[order_X // num_chosen]
     if weighs_inputs:
         x_XE = (x_XE * weights_TC.flatten()[order_X, None]).to(x_TE.dtype)
+    parts = []
+    for expert, rows_XE in enumerate(x_XE.split(counts)):
+        if len(rows_XE):
+            gate_up_bias_N = None if gate_up_bias_XN is None else gate_up_bias_XN[expert]
+            down_bias_E = None if down_bias_XE is None else down_bias_XE[expert]
+            hidden_XI = activate(linear(rows_XE, gate_up[expert], gate_up_bias_N), activation)
+            parts.append(linear(hidden_XI, down[expert], down_bias_E))
     by_token_XE = torch.empty(len(order_X), down[0].num_outputs, dtype=x_TE.dtype)
-    start = 0
-    for expert, count in enumerate(counts):
-        if not count:
-            continue
-        rows = slice(start, start + count)
-        start += count
-        gate_up_bias_N = None if gate_up_bias_XN is None else gate_up_bias_XN[expert]
-        down_bias_E = None if down_bias_XE is None else down_bias_XE[expert]
-        hidden_XI = activate(linear(x_XE[rows], gate_up[expert], gate_up_bias_N), activation)
-        by_token_XE[order_X[rows]] = linear(hidden_XI, down[expert], down_bias_E)
+    if parts:
+        by_token_XE[order_X] = torch.cat(parts)
     by_token_TCE = by_token_XE.unflatten(0, (num_tokens, num_chosen)).float()
     if not weighs_inputs:
         by_token_TCE = by_token_TCE * weights_TC[:, :, None]
