@@ -21,19 +21,6 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 @triton.jit
-def widened(w, dtype: tl.constexpr):
-    """Weights as numbers of a dtype: bytes are taken as e4m3, whose NaN nobody stores, for GPUs that don't know it."""
-    if w.dtype == tl.uint8:
-        # Sign and the other seven bits at the places they have in float32, whose exponents count from 127 instead of 7.
-        bits = w.to(tl.int32)
-        moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
-        wide = (moved.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)
-    else:
-        wide = w.to(dtype)
-    return wide
-
-
-@triton.jit
 def silu(x):
     return x * tl.sigmoid(x)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hybrid_engine.kernels.triton_math import gated, widened
+from hybrid_engine.kernels.triton_math import gated
+from hybrid_engine.kernels.triton_product import products
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -64,38 +65,6 @@ def place_kernel(
 
 
 @triton.jit
-def _products(
-    x_ptrs,
-    w_ptrs,
-    is_row,
-    is_column,
-    UP: tl.constexpr,
-    INPUTS: tl.constexpr,
-    TILE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """x times w over all inputs, and x times the weights UP elements behind those, or twice the same if UP is 0.
-
-    x_ptrs [TILE, DEPTH], w_ptrs [DEPTH, COLUMNS] stand at the first inputs.
-    """
-    o_depth = tl.arange(0, DEPTH)
-    one = tl.zeros([TILE, COLUMNS], tl.float32)
-    other = tl.zeros([TILE, COLUMNS], tl.float32)
-    for first in range(0, INPUTS, DEPTH):
-        is_depth = o_depth < (DEPTH if INPUTS % DEPTH == 0 else INPUTS - first)
-        is_weight = is_depth[:, None] & is_column[None, :]
-        x = tl.load(x_ptrs + first, mask=is_row[:, None] & is_depth[None, :], other=0.0)
-        w = tl.load(w_ptrs + first, mask=is_weight, other=0.0)
-        one = tl.dot(x, widened(w, x.dtype), one, input_precision=PRECISION)
-        if UP > 0:
-            w_up = tl.load(w_ptrs + UP + first, mask=is_weight, other=0.0)
-            other = tl.dot(x, widened(w_up, x.dtype), other, input_precision=PRECISION)
-    return one, other if UP > 0 else one
-
-
-@triton.jit
 def gate_up_kernel(
     x_ptr,
     w_ptr,
@@ -136,7 +105,7 @@ def gate_up_kernel(
     x_ptrs = x_ptr + (pair // CHOSEN).to(tl.int64)[:, None] * stride_x + o_depth[None, :]
     w_ptrs = w_ptr + o_out[None, :] * INPUTS + o_depth[:, None]
     UP: tl.constexpr = INNER * INPUTS if IS_GATED else 0
-    gate, up = _products(x_ptrs, w_ptrs, is_row, is_column, UP, INPUTS, TILE, COLUMNS, DEPTH, PRECISION)
+    gate, up = products(x_ptrs, w_ptrs, is_row, is_column, UP, INPUTS, TILE, COLUMNS, DEPTH, PRECISION)
     if HAS_SCALES:
         gate *= tl.load(scales_ptr + o_out, mask=is_column, other=0.0)[None, :]
         if IS_GATED:
@@ -185,7 +154,7 @@ def down_kernel(
     o_weight = expert * OUTPUTS + o_column
     x_ptrs = x_ptr + o_row.to(tl.int64)[:, None] * INPUTS + o_depth[None, :]
     w_ptrs = w_ptr + o_weight[None, :] * INPUTS + o_depth[:, None]
-    out, _ = _products(x_ptrs, w_ptrs, is_row, is_column, 0, INPUTS, TILE, COLUMNS, DEPTH, PRECISION)
+    out, _ = products(x_ptrs, w_ptrs, is_row, is_column, 0, INPUTS, TILE, COLUMNS, DEPTH, PRECISION)
     if HAS_SCALES:
         out *= tl.load(scales_ptr + o_weight, mask=is_column, other=0.0)[None, :]
     if HAS_BIAS:
