@@ -30,11 +30,12 @@ from triton_stub import Compiled, install
 
 from hybrid_engine.bench.gpu_cases import Case, cases
 from hybrid_engine.kernels import dispatch
+from hybrid_engine.kernels.linear import QUANTIZATIONS
 
 KERNELS = ROOT / "kernels"
 MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 512}
 """float32 is there for exactness, not for speed: operands of three products for one don't always fit."""
-WITH_WGMMA = ("prefill_kernel", "gate_up_kernel", "down_kernel")
+WITH_WGMMA = ("prefill_kernel", "gate_up_kernel", "down_kernel", "fp8_linear_kernel")
 """What must use Hopper's own matrix instructions in the cases that say so."""
 NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
@@ -46,6 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     check_names()
     dispatch._FILES["meta"] = "gpu"
+    QUANTIZATIONS["fp8"] = "meta"
     for capability in arguments.capability or [90]:
         compile_all(capability, arguments.only)
 

@@ -7,15 +7,15 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
-FIRST_WITH_FP8 = 89
-"""The compute capability, 8.9, from which Triton knows e4m3."""
+
+def capability(device: torch.device) -> int:
+    """For which GPUs kernels are compiled: 90 is compute capability 9.0; 0 on a CPU, where Triton interprets them."""
+    return 0 if device.type == "cpu" else int(driver.active.get_current_target().arch)
 
 
 def knows_fp8(device: torch.device) -> bool:
     """Whether kernels take e4m3 as such; elsewhere they take its bytes. Triton's interpreter does."""
-    if device.type == "cpu":
-        return True
-    return int(driver.active.get_current_target().arch) >= FIRST_WITH_FP8
+    return capability(device) not in range(1, 89)
 
 
 @triton.jit

@@ -96,7 +96,7 @@ class GptOssLayer(MlpLayer):
             # The gate is clamped above, up on both sides, and one is added to up.
             activation=Activation("swiglu_clamped", alpha=config.swiglu_alpha, limit=config.swiglu_limit),
         )
-        router = FusedLinear(width, {f"{name}.router": num_experts}, has_bias=True)
+        router = FusedLinear(width, {f"{name}.router": num_experts}, has_bias=True, is_precious=True)
         return MoeMlp(router, experts, route=top_then_softmax, num_chosen=config.num_experts_per_token)
 
 

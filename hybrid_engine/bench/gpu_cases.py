@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hybrid_engine.bench.gpu_products import ExpertShape, make_moe
+from hybrid_engine.bench.gpu_products import ExpertShape, make_fp8_linear, make_moe
 from hybrid_engine.bench.gpu_work import (
     Heads,
     Scan,
@@ -96,10 +96,20 @@ def cases() -> Iterator[Case]:
     for shape in EXPERTS:
         is_first = shape == EXPERTS[0]
         yield Case(f"experts, decode, {shape.name}", _bind(make_moe, shape, 5), BOTH if is_first else BOTH[:1])
-        for rows_each in (40, 130):
+        for rows_each in (40, 130) if is_first else (130,):
             num_tokens = rows_each * shape.num_experts // shape.num_chosen
             work = _bind(make_moe, shape, num_tokens)
             yield Case(f"experts, {rows_each} rows each, {shape.name}", work, BOTH[:1], has_wgmma=True)
+    for num_tokens in (5, 640, 2080):
+        work = _bind(make_moe, EXPERTS[0], num_tokens, "fp8")
+        yield Case(f"experts in fp8, {num_tokens} tokens", work, BOTH[:1], has_wgmma=num_tokens > 5)
+    for num_tokens in (1, 20, 50, 300):
+        for num_outputs, num_inputs in ((8192, 4096), (2560, 2880)) if num_tokens == 1 else ((2560, 2880),):
+            work = _bind(make_fp8_linear, num_outputs, num_inputs, num_tokens)
+            name = f"linear in fp8, {num_outputs} x {num_inputs}, {num_tokens} tokens"
+            yield Case(name, work, BOTH if num_tokens == 1 else BOTH[:1])
+    work = _bind(make_fp8_linear, 2560, 2880, 300, torch.float32)
+    yield Case("linear in fp8 to float32, 300 tokens", work, BOTH[:1], has_wgmma=True)
     yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
 
 

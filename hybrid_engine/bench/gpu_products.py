@@ -1,4 +1,4 @@
-"""Calls of what a GPU multiplies weights with: experts, on random tensors."""
+"""Calls of what multiplies weights on a GPU: experts, linear layers in fp8; on random tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybrid_engine.bench.gpu_work import Run, Work, random_tensor
-from hybrid_engine.kernels import moe
+from hybrid_engine.kernels import linear, moe
+from hybrid_engine.kernels.linear import gpu as linear_gpu
+from hybrid_engine.kernels.linear import reference as linear_reference
+from hybrid_engine.kernels.linear.fp8 import Fp8Form, round_to_fp8
 from hybrid_engine.kernels.moe import reference as moe_reference
 
 SILU = moe.Activation("silu")
@@ -29,8 +32,10 @@ class ExpertShape:
     has_biases: bool = False
 
 
-def make_moe(device: torch.device, dtype: torch.dtype, shape: ExpertShape, num_tokens: int) -> Work:
-    """Tokens of which each has chosen its experts at random."""
+def make_moe(
+    device: torch.device, dtype: torch.dtype, shape: ExpertShape, num_tokens: int, quantization: str | None = None
+) -> Work:
+    """Tokens of which each has chosen its experts at random. quantization: None or fp8."""
     first_columns = shape.inner * (2 if shape.activation.is_gated else 1)
     sizes = ((shape.num_experts, first_columns, shape.width), (shape.num_experts, shape.width, shape.inner))
     gate_up, down = (random_tensor(device, dtype, *size).mul_(size[2] ** -0.5) for size in sizes)
@@ -44,15 +49,53 @@ def make_moe(device: torch.device, dtype: torch.dtype, shape: ExpertShape, num_t
         "down_bias_XE": biases[1],
         "weighs_inputs": False,
     }
-    packed: dict[str, Any] = {"gate_up": moe.PackedExperts.pack(gate_up), "down": moe.PackedExperts.pack(down)}
+    packed: dict[str, Any] = {
+        "gate_up": moe.PackedExperts.pack(gate_up, quantization),
+        "down": moe.PackedExperts.pack(down, quantization),
+    }
+    has_peers = device.type == "cuda" and quantization is None
     num_read = 0 if device.type == "meta" else len(experts_TC.unique())
-    each = (gate_up[0].numel() + down[0].numel()) * dtype.itemsize
+    each = gate_up[0].numel() + down[0].numel()
+    weight_bytes = dtype.itemsize
+    if quantization == "fp8":
+        weight_bytes = 1
+        gate_up, down = (fp8_as_it_is(stack) for stack in (gate_up, down))
     return Work(
         lambda: moe.moe(x_TE, weights_TC, experts_TC, **packed, **options),
         lambda: moe_reference.moe(x_TE, weights_TC, experts_TC, gate_up=gate_up, down=down, **options),
-        num_bytes=num_read * each + 2 * x_TE.numel() * dtype.itemsize,
-        num_flops=2.0 * experts_TC.numel() * each / dtype.itemsize,
-        peers=_moe_peers(x_TE, weights_TC, experts_TC, gate_up, down, shape) if device.type == "cuda" else {},
+        num_bytes=num_read * each * weight_bytes + 2 * x_TE.numel() * dtype.itemsize,
+        num_flops=2.0 * experts_TC.numel() * each,
+        peers=_moe_peers(x_TE, weights_TC, experts_TC, gate_up, down, shape) if has_peers else {},
+    )
+
+
+def fp8_as_it_is(weights: Tensor) -> Tensor:
+    """What weights become in fp8, written out in float32: [..., N, K]."""
+    rounded, scales = round_to_fp8(weights)
+    return rounded.float() * scales[..., None]
+
+
+def make_fp8_linear(
+    device: torch.device,
+    dtype: torch.dtype,
+    num_outputs: int,
+    num_inputs: int,
+    num_tokens: int,
+    out_dtype: torch.dtype | None = None,
+) -> Work:
+    """A linear layer whose weight is in fp8; the peer is the same one in the inputs' dtype."""
+    weight_NK = random_tensor(device, dtype, num_outputs, num_inputs).mul_(num_inputs**-0.5)
+    x_TK = random_tensor(device, dtype, num_tokens, num_inputs)
+    packed, out_dtype = linear.PackedLinear.pack(weight_NK, "fp8"), out_dtype or dtype
+    form = packed.form
+    assert isinstance(form, Fp8Form), type(form)
+    seen_TK = fp8_as_it_is(x_TK) if linear_gpu.rounds_inputs(x_TK, form.data, out_dtype) else x_TK
+    return Work(
+        lambda: linear.linear(x_TK, packed, out_dtype=out_dtype),
+        lambda: linear_reference.fp8_linear(seen_TK, form.data, form.scales_N, None, out_dtype=out_dtype),
+        num_bytes=weight_NK.numel() + num_tokens * (num_inputs + num_outputs) * dtype.itemsize,
+        num_flops=2.0 * num_tokens * weight_NK.numel(),
+        peers={f"cuBLAS in {str(dtype).removeprefix('torch.')}": lambda: F.linear(x_TK, weight_NK)},
     )
 
 

@@ -1,7 +1,7 @@
-"""Weights in fp8 (e4m3) on a GPU: of each output's weights the largest one stands for the largest number that there is.
+"""Weights in fp8 (e4m3) on a GPU: of each output's weights the largest one stands for the largest number there is.
 
-Four significant bits are left of each weight, and half the bytes of bfloat16 are read. Inputs of few tokens stay as they
-are, since reading weights is the work there.
+Four significant bits are left of each weight, and half the bytes of bfloat16 are read. Inputs of few tokens stay as
+they are, since reading weights is the work there.
 """
 
 from __future__ import annotations

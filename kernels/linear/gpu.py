@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from hybrid_engine.kernels.linear.triton_fp8 import fp8_linear_kernel, round_rows_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
-from hybrid_engine.kernels.triton_product import knows_fp8
+from hybrid_engine.kernels.triton_product import capability, knows_fp8
 
 FEW_TOKENS = 64
 """Up to so many tokens reading the weight takes longer than multiplying it, and inputs keep their bits."""
@@ -60,7 +60,7 @@ def fp8_linear(
     num_tokens, (num_outputs, num_inputs) = len(x_TK), data_NK.shape
     if x_TK.stride(1) != 1:
         x_TK = x_TK.contiguous()
-    if num_tokens > FEW_TOKENS and can_multiply_fp8(data_NK) and x_TK.dtype == out_dtype == torch.bfloat16:
+    if rounds_inputs(x_TK, data_NK, out_dtype):
         return _fp8_by_fp8(x_TK, data_NK, scales_N, bias_N)
     out_TN = torch.empty(num_tokens, num_outputs, dtype=out_dtype, device=x_TK.device)
     if out_TN.numel() == 0:
@@ -87,10 +87,11 @@ def fp8_linear(
     return out_TN
 
 
-def can_multiply_fp8(data_NK: Tensor) -> bool:
-    """Whether the library multiplies a weight in fp8 with a factor for each output and each token: from Hopper on."""
-    is_hopper = data_NK.device.type == "cuda" and torch.cuda.get_device_capability(data_NK.device) >= (9, 0)
-    return is_hopper and data_NK.shape[0] % 16 == 0 and data_NK.shape[1] % 16 == 0
+def rounds_inputs(x_TK: Tensor, data_NK: Tensor, out_dtype: torch.dtype) -> bool:
+    """Whether a product is one of fp8 with fp8: many tokens, from Hopper on, in sizes that the library takes."""
+    is_bfloat16 = x_TK.dtype == out_dtype == torch.bfloat16
+    is_worth_it = len(x_TK) > FEW_TOKENS and all(size % 16 == 0 for size in data_NK.shape)
+    return is_bfloat16 and is_worth_it and capability(data_NK.device) >= 90
 
 
 def _fp8_by_fp8(x_TK: Tensor, data_NK: Tensor, scales_N: Tensor, bias_N: Tensor | None) -> Tensor:

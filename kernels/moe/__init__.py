@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels import activation as plain
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from hybrid_engine.kernels.dispatch import implementation
-from hybrid_engine.kernels.linear import PackedLinear
+from hybrid_engine.kernels.linear import check_quantization
 
 __all__ = ["Activation", "PackedExperts", "moe"]
 
@@ -39,22 +40,27 @@ class Activation:
 
 
 class PackedExperts:
-    """A stack of matrices [X, N, K], one an expert, in the layout that its device multiplies fastest."""
+    """A stack of matrices [X, N, K], one an expert, in the form that its device multiplies fastest."""
 
-    def __init__(self, data: Tensor | tuple[PackedLinear, ...], *, shape: tuple[int, int, int], dtype: torch.dtype):
+    def __init__(self, form: Any, *, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         """Use pack()."""
-        self.data = data
+        self.form = form
         self.num_experts, self.num_outputs, self.num_inputs = shape
         self.dtype = dtype
 
     @classmethod
-    def pack(cls, matrices_XNK: Tensor) -> PackedExperts:
-        """Pack a stack, float32 or bfloat16 (other dtypes raise ShapeError); it may be kept instead of copied."""
+    def pack(cls, matrices_XNK: Tensor, quantization: str | None = None) -> PackedExperts:
+        """Pack a stack, float32 or bfloat16 (other dtypes raise ShapeError); it may be kept instead of copied.
+
+        quantization: one of kernels.linear.QUANTIZATIONS; None keeps every bit. Raises ConfigError for any other.
+        """
         check_shape("matrices_XNK", matrices_XNK, None, None, None)
         check_dtype("matrices_XNK", matrices_XNK, *FLOATS)
         num_experts, num_outputs, num_inputs = matrices_XNK.shape
-        data = implementation(__name__, matrices_XNK.device.type).pack(matrices_XNK.detach())
-        return cls(data, shape=(num_experts, num_outputs, num_inputs), dtype=matrices_XNK.dtype)
+        device_type = matrices_XNK.device.type
+        check_quantization(quantization, device_type=device_type)
+        form = implementation(__name__, device_type).pack(matrices_XNK.detach(), quantization)
+        return cls(form, shape=(num_experts, num_outputs, num_inputs), dtype=matrices_XNK.dtype)
 
 
 def moe(
@@ -102,8 +108,8 @@ def moe(
         x_TE,
         weights_TC,
         experts_TC,
-        gate_up=gate_up.data,
-        down=down.data,
+        gate_up=gate_up.form,
+        down=down.form,
         activation=activation,
         gate_up_bias_XN=gate_up_bias_XN,
         down_bias_XE=down_bias_XE,

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from hybrid_engine.kernels.moe import Activation
 
 
-def pack(matrices_XNK: Tensor) -> tuple[PackedLinear, ...]:
+def pack(matrices_XNK: Tensor, quantization: str | None) -> tuple[PackedLinear, ...]:
     """Each expert's matrix by itself."""
-    return tuple(map(PackedLinear.pack, matrices_XNK))
+    return tuple(PackedLinear.pack(matrix_NK, quantization) for matrix_NK in matrices_XNK)
 
 
 def moe(

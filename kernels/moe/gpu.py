@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from hybrid_engine.kernels.linear.fp8 import round_to_fp8
+from hybrid_engine.kernels.linear.gpu import pack_fp8
 from hybrid_engine.kernels.moe.triton_moe import count_kernel, down_kernel, gate_up_kernel, place_kernel, sum_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
@@ -42,9 +44,22 @@ def product_tiles(dtype: torch.dtype, num_pairs: int, num_experts: int) -> Tiles
     return Tiles(rows=128, columns=128, depth=64, num_warps=8, num_stages=3)
 
 
-def pack(matrices_XNK: Tensor) -> Tensor:
-    """The stack, each row in one piece."""
-    return matrices_XNK.contiguous()
+@dataclass(frozen=True)
+class Stack:
+    """The matrices of all experts in one piece."""
+
+    data_XNK: Tensor
+    scales_XN: Tensor | None = None
+    """What each output is multiplied with, where the matrices are in fp8."""
+
+
+def pack(matrices_XNK: Tensor, quantization: str | None) -> Stack:
+    """The stack as it is, or in fp8."""
+    if quantization is None:
+        return Stack(matrices_XNK.contiguous())
+    assert quantization == "fp8", quantization
+    rounded_XNK, scales_XN = round_to_fp8(matrices_XNK)
+    return Stack(pack_fp8(rounded_XNK), scales_XN)
 
 
 def moe(
@@ -52,8 +67,8 @@ def moe(
     weights_TC: Tensor,
     experts_TC: Tensor,
     *,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Stack,
+    down: Stack,
     activation: Activation,
     gate_up_bias_XN: Tensor | None,
     down_bias_XE: Tensor | None,
@@ -61,7 +76,7 @@ def moe(
 ) -> Tensor:
     """As reference.moe."""
     num_tokens, num_chosen = experts_TC.shape
-    num_experts, width, inner = down.shape
+    num_experts, width, inner = down.data_XNK.shape
     num_pairs = num_tokens * num_chosen
     out_TE = torch.empty(num_tokens, width, dtype=x_TE.dtype, device=x_TE.device)
     if out_TE.numel() == 0:
@@ -82,8 +97,8 @@ def moe(
     }
     gate_up_kernel[(len(tiles_X3), -(-inner // tiles.columns))](
         x_TE,
-        gate_up,
-        gate_up,
+        gate_up.data_XNK,
+        weights_TC if gate_up.scales_XN is None else gate_up.scales_XN,
         weights_TC if gate_up_bias_XN is None else gate_up_bias_XN.contiguous(),
         weights_TC,
         hidden_XI,
@@ -93,11 +108,11 @@ def moe(
         activation.limit,
         x_TE.stride(0),
         CHOSEN=num_chosen,
-        INPUTS=gate_up.shape[2],
+        INPUTS=gate_up.data_XNK.shape[2],
         INNER=inner,
         KIND=activation.kind,
         IS_GATED=activation.is_gated,
-        HAS_SCALES=False,
+        HAS_SCALES=gate_up.scales_XN is not None,
         HAS_BIAS=gate_up_bias_XN is not None,
         WEIGHS_INPUTS=weighs_inputs,
         **options,
@@ -105,15 +120,15 @@ def moe(
     by_pair_XE = torch.empty(num_pairs, width, dtype=x_TE.dtype, device=x_TE.device)
     down_kernel[(len(tiles_X3), -(-width // tiles.columns))](
         hidden_XI,
-        down,
-        down,
+        down.data_XNK,
+        weights_TC if down.scales_XN is None else down.scales_XN,
         weights_TC if down_bias_XE is None else down_bias_XE.contiguous(),
         by_pair_XE,
         row_pairs_X,
         tiles_X3,
         INPUTS=inner,
         OUTPUTS=width,
-        HAS_SCALES=False,
+        HAS_SCALES=down.scales_XN is not None,
         HAS_BIAS=down_bias_XE is not None,
         **options,
     )

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from hybrid_engine.kernels.moe import Activation
 
 
-def pack(matrices_XNK: Tensor) -> Tensor:
+def pack(matrices_XNK: Tensor, quantization: None) -> Tensor:
     """The stack as it is."""
+    assert quantization is None, quantization
     return matrices_XNK
 
 

@@ -117,7 +117,8 @@ class Experts(WeightModule):
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack matrices, keep biases."""
         if weight.attribute in self.shapes:
-            setattr(self, weight.attribute, PackedExperts.pack(tensor.view(self.shapes[weight.attribute])))
+            matrices_XNK = tensor.view(self.shapes[weight.attribute])
+            setattr(self, weight.attribute, PackedExperts.pack(matrices_XNK, self.quantization))
         else:
             super().take_weight(weight, tensor)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from hybrid_engine.kernels.linear.fp8 import round_to_fp8
 from hybrid_engine.kernels.moe import Activation, PackedExperts, moe, reference
 
 # Sums of up to some hundred products of unit normals twice over. float32: in another order; bfloat16: what goes into
@@ -28,6 +29,7 @@ class Problem:
     activation: Activation = field(default_factory=lambda: Activation("silu"))
     has_biases: bool = False
     weighs_inputs: bool = False
+    quantization: str | None = None
     experts: list[list[int]] | None = None
     x_TE: Tensor = field(init=False)
 
@@ -46,13 +48,17 @@ class Problem:
 
     def run(self) -> Tensor:
         """What the op gives."""
-        packed = {"gate_up": PackedExperts.pack(self.gate_up), "down": PackedExperts.pack(self.down)}
+        matrices = {"gate_up": self.gate_up, "down": self.down}
+        packed = {name: PackedExperts.pack(stack, self.quantization) for name, stack in matrices.items()}
         return moe(self.x_TE, self.weights_TC, self.experts_TC, **packed, **self.options)
 
     def check(self) -> None:
         """Compare with the reference."""
-        packed = {"gate_up": self.gate_up, "down": self.down}
-        wanted = reference.moe(self.x_TE, self.weights_TC, self.experts_TC, **packed, **self.options)
+        matrices = {"gate_up": self.gate_up, "down": self.down}
+        if self.quantization == "fp8":
+            rounded = {name: round_to_fp8(stack) for name, stack in matrices.items()}
+            matrices = {name: data.float() * scales[..., None] for name, (data, scales) in rounded.items()}
+        wanted = reference.moe(self.x_TE, self.weights_TC, self.experts_TC, **matrices, **self.options)
         got = self.run()
         assert got.dtype == self.dtype
         torch.testing.assert_close(got, wanted, **TOLERANCE[self.dtype])

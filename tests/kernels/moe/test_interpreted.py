@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hybrid_engine.kernels.linear.packed import QUANTIZATIONS
 from hybrid_engine.kernels.moe import Activation, gpu
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 )
 def test_experts_as_models_have_them(problem, dtype, options):
     problem(**options, dtype=dtype).check()
+
+
+@pytest.mark.parametrize("activation", [Activation("silu"), Activation("relu_squared")], ids=lambda one: one.kind)
+def test_experts_in_fp8_are_those_of_the_rounded_weights(monkeypatch, problem, activation):
+    monkeypatch.setitem(QUANTIZATIONS, "fp8", "cpu")  # the interpreter's tensors lie there
+    problem(dtype=torch.bfloat16, activation=activation, quantization="fp8", has_biases=True).check()
 
 
 @pytest.mark.parametrize(("num_tokens", "rows"), [(3, 16), (60, 64), (170, 128)])
