@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hybrid_engine.bench.gpu_work import Run, Work, random_tensor
+from hybrid_engine.bench.gpu_peers import MakePeer
+from hybrid_engine.bench.gpu_work import Work, random_tensor
 from hybrid_engine.kernels import linear, moe
 from hybrid_engine.kernels.linear import gpu as linear_gpu
 from hybrid_engine.kernels.linear import reference as linear_reference
@@ -53,7 +54,6 @@ def make_moe(
         "gate_up": moe.PackedExperts.pack(gate_up, quantization),
         "down": moe.PackedExperts.pack(down, quantization),
     }
-    has_peers = device.type == "cuda" and quantization is None
     num_read = 0 if device.type == "meta" else len(experts_TC.unique())
     each = gate_up[0].numel() + down[0].numel()
     weight_bytes = dtype.itemsize
@@ -65,7 +65,7 @@ def make_moe(
         lambda: moe_reference.moe(x_TE, weights_TC, experts_TC, gate_up=gate_up, down=down, **options),
         num_bytes=num_read * each * weight_bytes + 2 * x_TE.numel() * dtype.itemsize,
         num_flops=2.0 * experts_TC.numel() * each,
-        peers=_moe_peers(x_TE, weights_TC, experts_TC, gate_up, down, shape) if has_peers else {},
+        peers=_moe_peers(x_TE, weights_TC, experts_TC, gate_up, down, shape) if quantization is None else {},
     )
 
 
@@ -95,37 +95,37 @@ def make_fp8_linear(
         lambda: linear_reference.fp8_linear(seen_TK, form.data, form.scales_N, None, out_dtype=out_dtype),
         num_bytes=weight_NK.numel() + num_tokens * (num_inputs + num_outputs) * dtype.itemsize,
         num_flops=2.0 * num_tokens * weight_NK.numel(),
-        peers={f"cuBLAS in {str(dtype).removeprefix('torch.')}": lambda: F.linear(x_TK, weight_NK)},
+        peers={f"cuBLAS in {str(dtype).removeprefix('torch.')}": lambda: lambda: F.linear(x_TK, weight_NK)},
     )
 
 
 def _moe_peers(
     x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor, gate_up: Tensor, down: Tensor, shape: ExpertShape
-) -> dict[str, Run]:
+) -> dict[str, MakePeer]:
     """One expert after the other, as it is done where nothing is fused; torch's grouped product on sorted rows."""
     if shape.has_biases or shape.activation.kind != "silu":
         return {}
-    order_X = experts_TC.flatten().argsort(stable=True)
-    ends_X = experts_TC.flatten().bincount(minlength=shape.num_experts).cumsum(0).int()
 
-    def one_by_one() -> Tensor:
-        counts = experts_TC.flatten().bincount(minlength=shape.num_experts).tolist()
-        rows = x_TE[order_X // shape.num_chosen].split(counts)
-        parts = []
-        for expert, row in enumerate(rows):
-            if len(row):
-                gate, up = F.linear(row, gate_up[expert]).chunk(2, 1)
-                parts.append(F.linear(F.silu(gate) * up, down[expert]))
-        return _summed(torch.cat(parts))
-
-    def grouped() -> Tensor:
-        rows = x_TE[order_X // shape.num_chosen]
-        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends_X).chunk(2, 1)
-        return _summed(F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends_X))
-
-    def _summed(by_row_XE: Tensor) -> Tensor:
+    def summed(by_row_XE: Tensor, order_X: Tensor) -> Tensor:
         by_pair_XE = torch.empty_like(by_row_XE)
         by_pair_XE[order_X] = by_row_XE
         return (by_pair_XE.unflatten(0, experts_TC.shape) * weights_TC[:, :, None]).sum(1).to(x_TE.dtype)
 
-    return {"one expert after the other": one_by_one, "torch's grouped product on rows sorted before": grouped}
+    def one_by_one() -> Tensor:
+        order_X = experts_TC.flatten().argsort(stable=True)
+        counts = experts_TC.flatten().bincount(minlength=shape.num_experts).tolist()
+        parts = []
+        for expert, rows in enumerate(x_TE[order_X // shape.num_chosen].split(counts)):
+            if len(rows):
+                gate, up = F.linear(rows, gate_up[expert]).chunk(2, 1)
+                parts.append(F.linear(F.silu(gate) * up, down[expert]))
+        return summed(torch.cat(parts), order_X)
+
+    def grouped() -> Tensor:
+        order_X = experts_TC.flatten().argsort(stable=True)
+        ends_X = experts_TC.flatten().bincount(minlength=shape.num_experts).cumsum(0).int()
+        rows = x_TE[order_X // shape.num_chosen]
+        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends_X).chunk(2, 1)
+        return summed(F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends_X), order_X)
+
+    return {"one expert after the other": lambda: one_by_one, "torch's grouped product": lambda: grouped}

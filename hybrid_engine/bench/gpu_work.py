@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from hybrid_engine.bench.gpu_peers import MakePeer, Run, attention_peers, delta_peers, scan_peers
 from hybrid_engine.kernels import activation, attention, norm, rope, ssm
 from hybrid_engine.kernels.activation import reference as activation_reference
 from hybrid_engine.kernels.attention import AttentionMeta
@@ -24,7 +24,6 @@ from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
 from hybrid_engine.kernels.ssm import reference as ssm_reference
 
 BLOCK_SIZE = 16
-Run = Callable[[], object]
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Work:
     """The fewest that must be moved."""
     num_flops: float = 0.0
     """Multiplications and additions of matrix products."""
-    peers: dict[str, Run] = field(default_factory=dict)
+    peers: dict[str, MakePeer] = field(default_factory=dict)
     """The same work by others."""
 
 
@@ -117,7 +116,7 @@ def make_attention(
         lambda: attention_reference.attention(q_THD, **options),
         num_bytes=seen * pair_bytes + 2 * q_THD.numel() * dtype.itemsize,
         num_flops=4.0 * products * heads.query * heads.size,
-        peers=_attention_peers(device, dtype, heads, num_queries, num_keys),
+        peers=attention_peers(device, dtype, heads, num_queries, num_keys),
     )
 
 
@@ -129,24 +128,6 @@ def _seen_keys(heads: Heads, num_queries: list[int], num_keys: list[int]) -> tup
         keys += min(total, queries - 1 + limit) if queries else 0
         pairs += sum(min(position + 1, limit) for position in range(total - queries, total))
     return keys, pairs
-
-
-def _attention_peers(
-    device: torch.device, dtype: torch.dtype, heads: Heads, num_queries: list[int], num_keys: list[int]
-) -> dict[str, Run]:
-    is_plain = not heads.softcap and not heads.has_sinks and not heads.window and not heads.chunk
-    is_alike = len(set(num_queries)) == len(set(num_keys)) == 1
-    is_square = num_queries == num_keys
-    if device.type != "cuda" or not is_plain or not is_alike or not (is_square or num_queries[0] == 1):
-        return {}
-    q = random_tensor(device, dtype, len(num_keys), heads.query, num_queries[0], heads.size)
-    k, v = (random_tensor(device, dtype, len(num_keys), heads.kv, num_keys[0], heads.size) for _ in range(2))
-    is_causal = num_queries[0] > 1
-    return {
-        "torch SDPA, keys in one piece": lambda: F.scaled_dot_product_attention(
-            q, k, v, is_causal=is_causal, enable_gqa=True
-        )
-    }
 
 
 def make_qkv(device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int, rotary: int) -> Work:
@@ -352,6 +333,7 @@ def make_mamba2(
         *_stateful("mamba2_scan", cache, meta, **inputs),
         num_bytes=2 * x_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
         num_flops=4.0 * num_tokens * state_elements,
+        peers=scan_peers(device, dtype, scan, num_queries),
     )
 
 
@@ -380,6 +362,7 @@ def make_delta(
         *_stateful("gated_delta_rule", cache, meta, **inputs),
         num_bytes=2 * v_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
         num_flops=6.0 * num_tokens * state_elements,
+        peers={} if is_by_row else delta_peers(device, dtype, scan, num_queries),
     )
 
 

@@ -62,6 +62,13 @@ class PackedExperts:
         form = implementation(__name__, device_type).pack(matrices_XNK.detach(), quantization)
         return cls(form, shape=(num_experts, num_outputs, num_inputs), dtype=matrices_XNK.dtype)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        if isinstance(self.form, Tensor):
+            return self.form.numel() * self.form.element_size()
+        return sum(each.num_bytes for each in self.form) if isinstance(self.form, tuple) else self.form.num_bytes
+
 
 def moe(
     x_TE: Tensor,

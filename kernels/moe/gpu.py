@@ -52,6 +52,12 @@ class Stack:
     scales_XN: Tensor | None = None
     """What each output is multiplied with, where the matrices are in fp8."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        held = [self.data_XNK] if self.scales_XN is None else [self.data_XNK, self.scales_XN]
+        return sum(each.numel() * each.element_size() for each in held)
+
 
 def pack(matrices_XNK: Tensor, quantization: str | None) -> Stack:
     """The stack as it is, or in fp8."""
