@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hybrid_engine.bench.gpu_products import ExpertShape, make_fp8_linear, make_moe
+from hybrid_engine.bench.gpu_products import ExpertShape, make_draw, make_fp8_linear, make_moe
 from hybrid_engine.bench.gpu_work import (
     Heads,
     Scan,
@@ -110,6 +110,7 @@ def cases() -> Iterator[Case]:
             yield Case(name, work, BOTH if num_tokens == 1 else BOTH[:1])
     work = bind(make_fp8_linear, 2560, 2880, 300, torch.float32)
     yield Case("linear in fp8 to float32, 300 tokens", work, BOTH[:1], has_wgmma=True)
+    yield Case("draw from 262,144", bind(make_draw, 3, 262_144), BOTH[1:])
     yield Case("gated norm in groups", bind(make_gated_norm, 4096, 1024))
 
 

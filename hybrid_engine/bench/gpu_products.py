@@ -1,7 +1,9 @@
-"""Calls of what multiplies weights on a GPU: experts, linear layers in fp8; on random tensors."""
+"""Calls of what multiplies weights on a GPU, experts and linear layers in fp8, and of draws; on random tensors."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,12 @@ from torch.nn import functional as F
 
 from hybrid_engine.bench.gpu_peers import MakePeer
 from hybrid_engine.bench.gpu_work import Work, random_tensor
-from hybrid_engine.kernels import linear, moe
+from hybrid_engine.kernels import linear, moe, sampling
 from hybrid_engine.kernels.linear import gpu as linear_gpu
 from hybrid_engine.kernels.linear import reference as linear_reference
 from hybrid_engine.kernels.linear.fp8 import Fp8Form, round_to_fp8
 from hybrid_engine.kernels.moe import reference as moe_reference
+from hybrid_engine.kernels.sampling import reference as sampling_reference
 
 SILU = moe.Activation("silu")
 
@@ -96,6 +99,26 @@ def make_fp8_linear(
         num_bytes=weight_NK.numel() + num_tokens * (num_inputs + num_outputs) * dtype.itemsize,
         num_flops=2.0 * num_tokens * weight_NK.numel(),
         peers={f"cuBLAS in {str(dtype).removeprefix('torch.')}": lambda: lambda: F.linear(x_TK, weight_NK)},
+    )
+
+
+def make_draw(device: torch.device, dtype: torch.dtype, num_rows: int, vocab_size: int) -> Work:
+    """Tokens drawn with min_p, top_k and top_p; logits are float32 whatever the dtype."""
+    logits_RV = torch.randn(num_rows, vocab_size, device=device) * 3
+    likeliest_R = logits_RV.argmax(1)
+    draws_R1 = torch.rand(num_rows, 1, dtype=torch.float64, device=device)
+    fixed = torch.tensor([[1.25, math.log(1e-4), 100.0, 0.95]], dtype=torch.float64, device=device)
+    numbers_RC = torch.cat([fixed.expand(num_rows, 4), draws_R1], 1)
+
+    def run(draw: Callable[..., None]) -> Tensor:
+        token_ids_R = likeliest_R.clone()
+        draw(logits_RV, numbers_RC, token_ids_R=token_ids_R)
+        return token_ids_R
+
+    return Work(
+        lambda: run(sampling.draw_in_place),
+        lambda: run(sampling_reference.draw_in_place),
+        num_bytes=4 * logits_RV.numel(),
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hybrid_engine.bench.gpu_cases import DELTAS, EXPERTS, Case, bind
-from hybrid_engine.bench.gpu_products import ExpertShape, make_fp8_linear, make_moe
+from hybrid_engine.bench.gpu_products import ExpertShape, make_draw, make_fp8_linear, make_moe
 from hybrid_engine.bench.gpu_work import (
     Heads,
     Scan,
@@ -51,7 +51,9 @@ def timed_works(size: Size) -> Iterator[Timed]:
     yield from _attention(size)
     yield from _recurrent(size)
     yield from _products(size)
-    tokens = size.of(8192)
+    tokens, vocab_size = size.of(8192), size.of(262_144, at_least=64)
+    for num_rows in (1, 64):
+        yield f"draw from 262,144, {num_rows} requests", bind(make_draw, size.of(num_rows), vocab_size), None
     yield "gelu * up, 8,192 tokens", bind(make_activation, 10_240, "gelu_tanh", tokens), 0.7
     yield "split, norm, turn, write, 8,192 tokens", bind(make_qkv_of, 8, 4, 256, 256, tokens), 0.5
 
