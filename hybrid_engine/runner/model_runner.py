@@ -17,8 +17,9 @@ from hybrid_engine.kernels import native
 from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
+from hybrid_engine.runner.device_draws import choose_on_device
 from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
-from hybrid_engine.runner.sampler import RequestSampling, Sampler, greedy_tokens
+from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.transfers import ByteStore, Transfers
 from hybrid_engine.runner.verification import choose_tokens
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
@@ -67,6 +68,7 @@ class ModelRunner:
             grammars=grammars,
         )
         self._batch = BatchState(layout, vocab_size=model.info.vocab_size, device=device)
+        self._draws_on_device = device.type != "cpu"
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
@@ -150,23 +152,22 @@ class ModelRunner:
         ends = np.cumsum(num_logits)
         rows = packed.rows[sampled]
         requests = [self._batch.sampling(row) for row in rows.tolist()]
-        needs_logits = packed.num_drafts.any() or any([request.needs_logits for request in requests])
-        if logits_XV.device.type == "cpu" or needs_logits:
-            host_logits_XV = logits_XV.cpu().numpy()
+        positions = self._batch.num_tokens(rows).tolist()
+        if self._draws_on_device and not packed.num_drafts.any():
+            found = choose_on_device(self._sampler, logits_XV, greedy_X, requests, positions)
+            chosen, host_logits_XV, places = found.token_ids, found.host_logits_XV, found.places
+        else:
+            host_logits_XV, places = logits_XV.cpu().numpy(), (ends - num_logits).tolist()
             drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
-            positions = self._batch.num_tokens(rows).tolist()
             chosen = choose_tokens(self._sampler, host_logits_XV, requests, positions, drafts)
-        else:  # few bytes instead of a whole vocabulary for each request
-            token_ids_R = (greedy_tokens(logits_XV) if greedy_X is None else greedy_X).cpu()
-            assert (token_ids_R >= 0).all(), f"highest logits not finite: {token_ids_R} of {plan.request_ids}"
-            chosen = [[token_id] for token_id in token_ids_R.tolist()]
         self._batch.append_tokens(rows, chosen)
         self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))
-        for request, token_ids, start in zip(requests, chosen, (ends - num_logits).tolist(), strict=True):
+        for request, token_ids, start in zip(requests, chosen, places, strict=True):
             result.sampled[request.request_id] = tuple(token_ids)
             if request.finish_reason is not None:
                 result.finished[request.request_id] = request.finish_reason
             if request.sampling.logprobs is not None:
+                assert host_logits_XV is not None, f"{request.request_id} asks for logprobs"
                 result.logprobs[request.request_id] = tuple(
                     self._sampler.logprobs(logits_V, token_id, request.sampling)
                     for logits_V, token_id in zip(
