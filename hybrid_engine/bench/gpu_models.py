@@ -22,6 +22,7 @@ from hybrid_engine.models.registry import build_model
 from hybrid_engine.plan import plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.step_pipeline import StepPipeline
 
 PROMPT_TOKENS = 512
 WARM_STEPS, TIMED_STEPS = 4, 48
@@ -163,9 +164,12 @@ def time_decoding(
     """Return the seconds of a decode step and the share of it in which the GPU waits."""
     scheduler, runner = make_engine(model, num_requests, device, prompt_tokens)
 
+    pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
+
     def step() -> None:
-        plan = scheduler.schedule()
-        scheduler.update(plan, runner.execute(plan))
+        while not pipeline.is_full and (plan := scheduler.schedule()).request_ids:
+            pipeline.launch(plan)
+        scheduler.update(*pipeline.take())
 
     while scheduler.num_waiting or any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.running):
         step()
@@ -188,7 +192,10 @@ def make_engine(
     groups = group_layers(model.info.cache_specs(block_size=16, element_bytes=model.dtype.itemsize))
     layout = plan_memory(groups, _cache_bytes(device)).layout
     coordinator = Coordinator(groups, layout, config=CacheConfig(enable_prefix_caching=False))
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048), coordinator)
+    # On a GPU steps begin before the tokens of the one before are known.
+    depth = 1 if device.type == "cuda" else 0
+    config = SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048, async_depth=depth)
+    scheduler = Scheduler(config, coordinator)
     draw = random.Random(0)
     for index in range(num_requests):
         prompt = draw.choices(range(model.info.vocab_size), k=prompt_tokens)

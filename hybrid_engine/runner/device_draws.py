@@ -47,10 +47,7 @@ def choose_on_device(
 
     greedy_R: greedy_tokens of the logits, if known; not changed.
     """
-    token_ids_R = (greedy_tokens(logits_RV) if greedy_R is None else greedy_R).clone()
-    if any([request.sampling.temperature > 0 for request in requests]):
-        numbers_RC = torch.from_numpy(_numbers(requests, positions)).to(logits_RV.device)
-        draw_in_place(logits_RV, numbers_RC, token_ids_R=token_ids_R)
+    token_ids_R = draw_tokens(logits_RV, greedy_R, requests, positions)
     hosted = [row for row, request in enumerate(requests) if not is_drawn_on_device(request)]
     host_logits_XV = None
     found: list[list[int]] = []
@@ -65,6 +62,17 @@ def choose_on_device(
     wrong = [request.request_id for request, tokens in zip(requests, token_ids, strict=True) if tokens[0] < 0]
     assert not wrong, f"highest logits not finite, of {wrong}"
     return Chosen(token_ids, host_logits_XV, places)
+
+
+def draw_tokens(
+    logits_RV: Tensor, greedy_R: Tensor | None, requests: Sequence[RequestSampling], positions: Sequence[int]
+) -> Tensor:
+    """The token of each request that is chosen on the device, there, the likeliest of others: int64 [R]."""
+    token_ids_R = (greedy_tokens(logits_RV) if greedy_R is None else greedy_R).clone()
+    if any([request.sampling.temperature > 0 for request in requests]):
+        numbers_RC = torch.from_numpy(_numbers(requests, positions)).to(logits_RV.device)
+        draw_in_place(logits_RV, numbers_RC, token_ids_R=token_ids_R)
+    return token_ids_R
 
 
 def _numbers(requests: Sequence[RequestSampling], positions: Sequence[int]) -> np.ndarray:
