@@ -14,7 +14,15 @@ from hybrid_engine.kernels.native import NativeLibrary, num_threads
 
 library = NativeLibrary(
     __package__,
-    {"pack": "plpll", "unpack_rows": "ppplll", "linear_to_bf16": "plppplll", "linear_to_float": "plppplll"},
+    {
+        "pack": "plpll",
+        "unpack_rows": "ppplll",
+        "linear_to_bf16": "plppplll",
+        "linear_to_float": "plppplll",
+        "pack_int8": "plpll",
+        "unpack_int8_rows": "ppplll",
+        "linear_int8": "pliipppppilll",
+    },
 )
 
 

@@ -12,7 +12,7 @@ from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 from hybrid_engine.kernels.linear import cpu
 from hybrid_engine.kernels.linear.fp8 import Fp8Form
-from hybrid_engine.kernels.linear.int8 import BYTES, WORDS, Int8Form
+from hybrid_engine.kernels.linear.int8 import BYTES, WORDS, pack_int8
 
 QUANTIZATIONS = {"int8": "cpu", "w8a8": "cpu", "fp8": "cuda"}
 """How weights may be kept in fewer bits than their dtype has, and on which kind of device."""
@@ -119,7 +119,7 @@ def _form(weight_NK: Tensor, quantization: str | None) -> Form:
     check_quantization(quantization, device_type=weight_NK.device.type)
     if quantization == "fp8":
         return Fp8Form(weight_NK)
-    return Int8Form(weight_NK, WORDS if quantization == "int8" else BYTES)
+    return pack_int8(weight_NK, WORDS if quantization == "int8" else BYTES)
 
 
 def check_quantization(quantization: str | None, *, device_type: str) -> None:

@@ -60,6 +60,18 @@ def test_strided_inputs_and_weights_are_accepted(dtype, quantization):
 
 
 @each_way
+def test_a_token_is_the_same_bits_in_any_company(dtype, quantization, path):
+    if path == "torch":
+        pytest.skip("torch's product may depend on the batch")
+    x_TK, weight_NK = make(50, 200, 300, dtype)
+    packed = PackedLinear.pack(weight_NK, quantization)
+    together = linear(x_TK, packed)
+    for size in (1, 2, 3, 7, 17):
+        apart = torch.cat([linear(part, packed) for part in x_TK.split(size)])
+        assert torch.equal(together, apart)
+
+
+@each_way
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_spoils_its_own_token_alone(dtype, quantization, value):
     x_TK, weight_NK = make(7, 33, 40, dtype)
