@@ -30,11 +30,13 @@ from triton_stub import Compiled, install
 
 from hybrid_engine.bench.gpu_cases import Case, cases
 from hybrid_engine.kernels import dispatch
+from hybrid_engine.kernels.linear import QUANTIZATIONS
 
 KERNELS = ROOT / "kernels"
 MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 512}
 """float32 is there for exactness, not for speed: operands of three products for one don't always fit."""
-WGMMA_KERNELS = ("prefill_kernel", "shared_kernel")
+WITH_WGMMA = ("prefill_kernel", "shared_kernel", "gate_up_kernel", "down_kernel", "fp8_linear_kernel")
+"""What must use Hopper's own matrix instructions in the cases that say so."""
 NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -45,6 +47,7 @@ def main() -> None:
     arguments = parser.parse_args()
     check_names()
     dispatch._FILES["meta"] = "gpu"
+    QUANTIZATIONS["fp8"] = "meta"
     for capability in arguments.capability or [90]:
         compile_all(capability, arguments.only)
 
@@ -88,7 +91,7 @@ def complaints(compiled: Compiled, case: Case, dtype: torch.dtype, capability: i
     wrong = []
     if compiled.local_bytes > MAX_LOCAL_BYTES[dtype]:
         wrong.append(f"{compiled.name} ({case.name}, {dtype}) uses {compiled.local_bytes} bytes of local memory")
-    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name in WGMMA_KERNELS
+    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name in WITH_WGMMA
     if needs_wgmma and not compiled.wgmmas:
         wrong.append(f"{compiled.name} ({case.name}) has no wgmma")
     return wrong

@@ -11,12 +11,18 @@ from hybrid_engine.models.config import text_config
 from hybrid_engine.models.registry import is_generic
 
 
-def check_exact(exact: bool, model_config: Mapping[str, Any], *, device_type: str) -> None:
+def check_exact(
+    exact: bool, model_config: Mapping[str, Any], *, device_type: str, quantization: str | None = None
+) -> None:
     """Raise ConfigError where exact is asked for and bits would depend on a token's company."""
     if not isinstance(exact, bool):
         raise ConfigError(f"exact is {exact!r}, must be True or False")
     if not exact:
         return
+    if quantization == "fp8":
+        raise ConfigError(
+            "exact is set, and quantization is 'fp8', whose products are cut by the number of tokens: leave one out"
+        )
     values = text_config(model_config)
     if is_generic(values):
         raise ConfigError(

@@ -16,7 +16,10 @@ Model = Annotated[
 ]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")]
 Quantization = Annotated[
-    str | None, typer.Option(help="Keep weights in 8 bits: int8; w8a8: and round what they multiply to 8 bits, too.")
+    str | None,
+    typer.Option(
+        help="Keep weights in 8 bits. CPU: int8; w8a8, and round what they multiply to 8 bits, too. GPU: fp8."
+    ),
 ]
 Exact = Annotated[bool, typer.Option(help="The same bits in whatever steps, and beside whatever else; docs/EXACT.md.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")]

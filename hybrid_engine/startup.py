@@ -74,7 +74,7 @@ class EngineSettings(TypedDict, total=False):
     dtype: str
     """'float32', 'bfloat16', or 'auto' (default): the checkpoint's own, bfloat16 where it is float16 or quantised."""
     quantization: str | None
-    """'int8': linear weights in 8 bits; 'w8a8': what they multiply as well; None: in dtype. On a CPU."""
+    """Linear weights in 8 bits: 'int8' on a CPU, 'w8a8' what they multiply as well, 'fp8' on a GPU; None: in dtype."""
     exact: bool
     """Whether logits have the same bits in whatever steps a text is computed, and beside whatever else."""
     max_model_len: int | None
@@ -244,11 +244,13 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
         torch.set_num_threads(config.num_threads)
     check_device(config.device)
     checkpoint = open_checkpoint(config.model)
-    check_exact(config.exact, checkpoint.config, device_type=config.device.partition(":")[0])
+    device_type = config.device.partition(":")[0]
+    check_exact(config.exact, checkpoint.config, device_type=device_type, quantization=config.quantization)
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
-    how = {"device": config.device, "quantization": plan.quantization, "exact": config.exact}
-    model = load_model(checkpoint, dtype=plan.dtype, **how)
+    model = load_model(
+        checkpoint, dtype=plan.dtype, device=config.device, quantization=plan.quantization, exact=config.exact
+    )
     eos_token_ids = plan.info.eos_token_ids
     grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hybrid_engine.step_plan import StepPlan, StepResult, TransferPlan
 
@@ -16,11 +17,27 @@ class Runner(Protocol):
         """Compute all that the plan lists."""
 
 
+@runtime_checkable
+class AheadRunner(Runner, Protocol):
+    """A runner whose device works on its own: steps begin without waiting for those before them."""
+
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether they do."""
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Begin a step; what is returned waits for it and says what it found, in the order of the steps."""
+
+    def wait(self) -> None:
+        """Return when all steps begun have run."""
+
+
 class StepPipeline:
     """Runs plans one after the other in the order in which they were launched, and gives their results in that order.
 
-    With a depth of 0 a plan runs where it is launched. Otherwise one thread runs all of them: it ends when the pipeline
-    is dropped or closed, or with the process, once the step that it is in has ended.
+    With a depth of 0 a plan runs where it is launched, and so does it, without being waited for, on a runner that runs
+    ahead. Otherwise one thread runs all of them: it ends when the pipeline is dropped or closed, or with the process,
+    once the step that it is in has ended.
     """
 
     def __init__(self, runner: Runner, *, depth: int) -> None:
@@ -29,7 +46,8 @@ class StepPipeline:
         self.depth = depth
         self._executor: ThreadPoolExecutor | None = None
         self._has_failed = False
-        self._launched: deque[tuple[StepPlan, StepResult | Future[StepResult]]] = deque()
+        self._launched: deque[tuple[StepPlan, StepResult | Future[StepResult] | Callable[[], StepResult]]] = deque()
+        self._ahead = runner if depth and isinstance(runner, AheadRunner) and runner.can_run_ahead else None
 
     @property
     def num_launched(self) -> int:
@@ -44,6 +62,9 @@ class StepPipeline:
     def launch(self, plan: StepPlan) -> None:
         """Have a plan executed after those launched before it."""
         assert not self.is_full, f"{self.num_launched} steps are launched, the depth is {self.depth}"
+        if self._ahead is not None:
+            self._launched.append((plan, self._ahead.begin(plan)))
+            return
         if self.depth == 0:
             self._launched.append((plan, self.runner.execute(plan)))
             return
@@ -55,7 +76,7 @@ class StepPipeline:
 
     def carry_out(self, plan: StepPlan) -> None:
         """Have a plan executed that computes nothing, after the steps launched before, and wait for that."""
-        if self.depth == 0:
+        if self.depth == 0 or self._ahead is not None:
             self.runner.execute(plan)
         else:
             self._thread().submit(self._execute, plan).result()
@@ -68,11 +89,15 @@ class StepPipeline:
     def take(self) -> tuple[StepPlan, StepResult]:
         """Wait for the oldest launched step and return what it found, or raise what it raised."""
         plan, result = self._launched.popleft()
-        return plan, result.result() if isinstance(result, Future) else result
+        if isinstance(result, StepResult):
+            return plan, result
+        return plan, result.result() if isinstance(result, Future) else result()
 
     def wait(self) -> None:
         """Return when all that was launched has run, however it ended; the results stay to be taken."""
         wait([result for _, result in self._launched if isinstance(result, Future)])
+        if self._ahead is not None:
+            self._ahead.wait()
 
     def _execute(self, plan: StepPlan) -> StepResult:
         # A step that was launched behind one that failed would read caches that nobody can trust.

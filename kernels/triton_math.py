@@ -31,6 +31,37 @@ def tanh(x):
 
 
 @triton.jit
+def gelu_tanh(x):
+    # (1 + tanh(u)) / 2 is sigmoid(2 u), here with u = sqrt(2 / pi) * (x + 0.044715 x^3)
+    return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def gated(gate, up, alpha, limit, KIND: tl.constexpr):
+    """act(gate) * up, by the names of kernels.moe.Activation; alpha and limit are of some kinds only."""
+    if KIND == "silu":
+        out = silu(gate) * up
+    elif KIND == "gelu_tanh":
+        out = gelu_tanh(gate) * up
+    elif KIND == "gelu":
+        out = 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    elif KIND == "swiglu_clamped":
+        below = clamped(gate, float("-inf"), limit)
+        out = below * tl.sigmoid(alpha * below) * (clamped(up, -limit, limit) + 1.0)
+    else:  # relu_squared: there is no gate beside it
+        tl.static_assert(KIND == "relu_squared")
+        above = clamped(gate, 0.0, float("inf"))
+        out = above * above
+    return out
+
+
+@triton.jit
+def clamped(x, low, high):
+    # A NaN stays one: minimum and maximum would lose it.
+    return tl.where(x < low, low, tl.where(x > high, high, x))
+
+
+@triton.jit
 def softplus(x):
     # log(1 + u) for u in (0, 1], with the rounding of 1 + u made good again.
     u = tl.exp(-tl.abs(x))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hybrid_engine.kernels.activation import act
+from hybrid_engine.kernels.moe import Activation
 from hybrid_engine.models.base import LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, experts_per_token, kinds_of, positive, resolve, with_defaults
 from hybrid_engine.models.decoder import Decoder
@@ -77,19 +77,6 @@ def resolve_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
     return GptOssConfig(**vars(base), swiglu_alpha=values["swiglu_alpha"], swiglu_limit=values["swiglu_limit"])
 
 
-class GptOssExperts(Experts):
-    """The gate is clamped above, up on both sides, and one is added to up."""
-
-    alpha: float
-    limit: float
-
-    def activate(self, gate_up_XC: Tensor) -> Tensor:
-        """gate * sigmoid(alpha * gate) * (up + 1): [X, I]."""
-        gate_XI, up_XI = gate_up_XC.float().chunk(2, 1)
-        gate_XI, up_XI = gate_XI.clamp(max=self.limit), up_XI.clamp(-self.limit, self.limit)
-        return (gate_XI * act(self.alpha * gate_XI, kind="sigmoid") * (up_XI + 1)).to(gate_up_XC.dtype)
-
-
 class GptOssLayer(MlpLayer):
     """Attention and experts."""
 
@@ -98,7 +85,7 @@ class GptOssLayer(MlpLayer):
         assert isinstance(config, GptOssConfig), type(config)
         name, num_experts = f"{layer}.mlp", info.num_experts
         width, inner = config.hidden_size, config.intermediate_size
-        experts = GptOssExperts(
+        experts = Experts(
             gate_up=(Part.transposed(f"{name}.experts.gate_up_proj", (num_experts, 2 * inner, width), gate_before_up),),
             down=(Part.transposed(f"{name}.experts.down_proj", (num_experts, width, inner)),),
             gate_up_bias=Part(f"{name}.experts.gate_up_proj_bias", (num_experts, 2 * inner), change=gate_before_up),
@@ -106,9 +93,9 @@ class GptOssLayer(MlpLayer):
             num_experts=num_experts,
             hidden_size=width,
             intermediate_size=inner,
-            activation=config.activation,
+            # The gate is clamped above, up on both sides, and one is added to up.
+            activation=Activation("swiglu_clamped", alpha=config.swiglu_alpha, limit=config.swiglu_limit),
         )
-        experts.alpha, experts.limit = config.swiglu_alpha, config.swiglu_limit
         router = FusedLinear(width, {f"{name}.router": num_experts}, has_bias=True, is_precious=True)
         return MoeMlp(router, experts, route=top_then_softmax, num_chosen=config.num_experts_per_token)
 

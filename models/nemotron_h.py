@@ -205,18 +205,13 @@ class SquaredExperts(Experts):
             num_experts=num_experts,
             hidden_size=width,
             intermediate_size=inner,
-            activation="relu2",
+            activation="relu_squared",
         )
-        self.shapes["gate_up"] = (num_experts, inner, width)
         self.enter = self.leave = None
         if config.latent_size is not None:
             has_bias, outer = config.has_mlp_bias, config.hidden_size
             self.enter = FusedLinear(outer, {f"{name}.fc1_latent_proj": width}, has_bias=has_bias)
             self.leave = FusedLinear(width, {f"{name}.fc2_latent_proj": outer}, has_bias=has_bias)
-
-    def activate(self, gate_up_XC: Tensor) -> Tensor:
-        """relu(up)^2: [X, I]."""
-        return squared_relu(gate_up_XC)
 
     def forward(self, x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor) -> Tensor:
         """[T, E], C experts a token."""

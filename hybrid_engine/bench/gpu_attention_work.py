@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torch.nn import functional as F
 
-from hybrid_engine.bench.gpu_work import BLOCK_SIZE, Run, Work, make_meta, random_tensor
+from hybrid_engine.bench.gpu_peers import attention_peers
+from hybrid_engine.bench.gpu_work import BLOCK_SIZE, Work, make_meta, random_tensor
 from hybrid_engine.kernels import attention
 from hybrid_engine.kernels.attention import reference as attention_reference
 
@@ -58,11 +58,11 @@ def make_attention(
         "sinks_H": torch.randn(heads.query, device=device) if heads.has_sinks else None,
     }
     seen, products = _seen_keys(heads, num_queries, num_keys)
-    peers = _attention_peers(device, dtype, heads, num_queries, num_keys)
+    peers = attention_peers(device, dtype, heads, num_queries, num_keys)
     if num_shared_blocks:
         seen -= num_shared_blocks * BLOCK_SIZE * (len(num_keys) - 1)
         own = {**options, "meta": replace(meta, shared=None)}
-        peers["each request reads its own"] = lambda: attention.attention(q_THD, **own)
+        peers["each request reads its own"] = lambda: lambda: attention.attention(q_THD, **own)
     pair_bytes = heads.kv * (heads.size + (0 if heads.is_latent else value_size)) * dtype.itemsize
     return Work(
         lambda: attention.attention(q_THD, **options),
@@ -81,21 +81,3 @@ def _seen_keys(heads: Heads, num_queries: list[int], num_keys: list[int]) -> tup
         keys += min(total, queries - 1 + limit) if queries else 0
         pairs += sum(min(position + 1, limit) for position in range(total - queries, total))
     return keys, pairs
-
-
-def _attention_peers(
-    device: torch.device, dtype: torch.dtype, heads: Heads, num_queries: list[int], num_keys: list[int]
-) -> dict[str, Run]:
-    is_plain = not (heads.softcap or heads.has_sinks or heads.window or heads.chunk or heads.value_size)
-    is_alike = len(set(num_queries)) == len(set(num_keys)) == 1
-    is_square = num_queries == num_keys
-    if device.type != "cuda" or not is_plain or not is_alike or not (is_square or num_queries[0] == 1):
-        return {}
-    q = random_tensor(device, dtype, len(num_keys), heads.query, num_queries[0], heads.size)
-    k, v = (random_tensor(device, dtype, len(num_keys), heads.kv, num_keys[0], heads.size) for _ in range(2))
-    is_causal = num_queries[0] > 1
-    return {
-        "torch SDPA, keys in one piece": lambda: F.scaled_dot_product_attention(
-            q, k, v, is_causal=is_causal, enable_gqa=True
-        )
-    }

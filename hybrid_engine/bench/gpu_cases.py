@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hybrid_engine.bench.gpu_attention_work import Heads, make_attention
+from hybrid_engine.bench.gpu_products import ExpertShape, make_draw, make_fp8_linear, make_moe
 from hybrid_engine.bench.gpu_work import (
     Scan,
     Work,
@@ -24,6 +25,7 @@ from hybrid_engine.bench.gpu_work import (
     make_rope,
     make_write,
 )
+from hybrid_engine.kernels.moe import Activation
 
 BOTH = (torch.bfloat16, torch.float32)
 
@@ -60,6 +62,11 @@ DELTAS = (
     (Scan("kimi linear", 32, 128, 128, groups=32), True),
 )
 """Delta rules, and whether each row of a state has a decay of its own."""
+EXPERTS = (
+    ExpertShape("qwen 3 30b", 128, 8, 2048, 768),
+    ExpertShape("gpt-oss", 32, 4, 2880, 2880, Activation("swiglu_clamped", alpha=1.702, limit=7.0), has_biases=True),
+    ExpertShape("nemotron 3", 128, 6, 2688, 1856, Activation("relu_squared")),
+)
 
 
 def cases() -> Iterator[Case]:
@@ -67,43 +74,62 @@ def cases() -> Iterator[Case]:
     for heads in HEADS:
         # In float32 one of them: its products of three parts take long to compile.
         dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
-        yield Case(f"decode, {heads.name}", _bind(make_attention, heads, [1, 1, 1], [1, 300, 4000]), dtypes)
-        mixed = _bind(make_attention, heads, [300, 1, 77, 0, 2], [300, 900, 1400, 9, 1300])
+        yield Case(f"decode, {heads.name}", bind(make_attention, heads, [1, 1, 1], [1, 300, 4000]), dtypes)
+        mixed = bind(make_attention, heads, [300, 1, 77, 0, 2], [300, 900, 1400, 9, 1300])
         yield Case(f"prefill, {heads.name}", mixed, dtypes, has_wgmma=heads.size <= 256)
     for heads in (HEADS[1], Heads("gemma3 4b, full", 8, 4, 256), HEADS[6], HEADS[7]):
         dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
-        shared = _bind(make_attention, heads, [1] * 16, [4096 + 60 + i for i in range(16)], 256)
+        shared = bind(make_attention, heads, [1] * 16, [4096 + 60 + i for i in range(16)], 256)
         yield Case(f"decode, a shared prefix, {heads.name}", shared, dtypes, has_wgmma=heads.size <= 256)
     for size, value_size, rotary in ((256, 256, 256), (96, 96, 48), (64, 64, 0), (192, 128, 64)):
-        qkv = _bind(make_qkv, 8, 4, (size, value_size), rotary)
+        qkv = bind(make_qkv, 8, 4, (size, value_size), rotary)
         yield Case(f"split, norm, turn, write: heads of {size}", qkv)
     yield Case("write keys and values", make_write)
     yield Case("copy blocks", make_copies)
     for width in (640, 4096):
-        yield Case(f"norm of {width}", _bind(make_norm, width))
+        yield Case(f"norm of {width}", bind(make_norm, width))
     for kind in ("gelu_tanh", "silu"):
-        yield Case(f"{kind} of 2560", _bind(make_activation, 2560, kind))
-    yield Case("rope of 128", _bind(make_rope, 32, 8, 128))
+        yield Case(f"{kind} of 2560", bind(make_activation, 2560, kind))
+    yield Case("rope of 128", bind(make_rope, 32, 8, 128))
     for num_queries in ([37, 1, 0, 90], [1, 1, 1]):
         many = len(num_queries) == 4
         kind = "prefill" if many else "decode"
         captures = [(0, 5, 9), (3, 64, 10), (3, 90, 11)] if many else [(1, 1, 9)]
-        yield Case(f"convolution, {kind}", _bind(make_conv, 8448, num_queries, captures))
-        yield Case(f"mamba 1, {kind}", _bind(make_mamba1, 8192, 16, num_queries, captures))
+        yield Case(f"convolution, {kind}", bind(make_conv, 8448, num_queries, captures))
+        yield Case(f"mamba 1, {kind}", bind(make_mamba1, 8192, 16, num_queries, captures))
         for scan, kinds in zip(SCANS, (BOTH, BOTH[:1]), strict=True):
-            yield Case(f"mamba 2, {kind}, {scan.name}", _bind(make_mamba2, scan, num_queries, captures), kinds)
+            yield Case(f"mamba 2, {kind}, {scan.name}", bind(make_mamba2, scan, num_queries, captures), kinds)
         for scan, is_by_row in DELTAS:
-            work = _bind(make_delta, scan, is_by_row, num_queries, captures)
+            work = bind(make_delta, scan, is_by_row, num_queries, captures)
             yield Case(f"delta rule, {kind}, {scan.name}", work, BOTH if scan == DELTAS[0][0] else BOTH[:1])
     requests = ([37, 1, 0, 90], [(0, 5, 9), (3, 64, 10)])
-    yield Case("exact mamba 2", _bind(make_mamba2, SCANS[0], *requests, is_exact=True), BOTH[:1])
+    yield Case("exact mamba 2", bind(make_mamba2, SCANS[0], *requests, is_exact=True), BOTH[:1])
     for scan, is_by_row in (DELTAS[0], DELTAS[2]):
         yield Case(
-            f"exact delta rule, {scan.name}", _bind(make_delta, scan, is_by_row, *requests, is_exact=True), BOTH[:1]
+            f"exact delta rule, {scan.name}", bind(make_delta, scan, is_by_row, *requests, is_exact=True), BOTH[:1]
         )
-    yield Case("exact linear", _bind(make_exact_linear, 70, 2560, 2048))
-    yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
+    yield Case("exact linear", bind(make_exact_linear, 70, 2560, 2048))
+    for shape in EXPERTS:
+        is_first = shape == EXPERTS[0]
+        yield Case(f"experts, decode, {shape.name}", bind(make_moe, shape, 5), BOTH if is_first else BOTH[:1])
+        for rows_each in (40, 130) if is_first else (130,):
+            num_tokens = rows_each * shape.num_experts // shape.num_chosen
+            work = bind(make_moe, shape, num_tokens)
+            yield Case(f"experts, {rows_each} rows each, {shape.name}", work, BOTH[:1], has_wgmma=True)
+    for num_tokens in (5, 640, 2080):
+        work = bind(make_moe, EXPERTS[0], num_tokens, "fp8")
+        yield Case(f"experts in fp8, {num_tokens} tokens", work, BOTH[:1], has_wgmma=num_tokens > 5)
+    for num_tokens in (1, 20, 50, 300):
+        for num_outputs, num_inputs in ((8192, 4096), (2560, 2880)) if num_tokens == 1 else ((2560, 2880),):
+            work = bind(make_fp8_linear, num_outputs, num_inputs, num_tokens)
+            name = f"linear in fp8, {num_outputs} x {num_inputs}, {num_tokens} tokens"
+            yield Case(name, work, BOTH if num_tokens == 1 else BOTH[:1])
+    work = bind(make_fp8_linear, 2560, 2880, 300, torch.float32)
+    yield Case("linear in fp8 to float32, 300 tokens", work, BOTH[:1], has_wgmma=True)
+    yield Case("draw from 262,144", bind(make_draw, 3, 262_144), BOTH[1:])
+    yield Case("gated norm in groups", bind(make_gated_norm, 4096, 1024))
 
 
-def _bind(function: Callable[..., Work], *args: object, **options: object) -> Callable[..., Work]:
+def bind(function: Callable[..., Work], *args: object, **options: object) -> Callable[..., Work]:
+    """A work of these arguments on any device, in any dtype."""
     return lambda device, dtype: function(device, dtype, *args, **options)

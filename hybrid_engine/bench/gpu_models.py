@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,13 @@ from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.spec import group_layers
 from hybrid_engine.models.base import Model
+from hybrid_engine.models.layers.linear import Embedding, FusedLinear
+from hybrid_engine.models.layers.moe import MoeMlp
 from hybrid_engine.models.registry import build_model
 from hybrid_engine.plan import plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.step_pipeline import StepPipeline
 
 PROMPT_TOKENS = 512
 WARM_STEPS, TIMED_STEPS = 4, 48
@@ -55,7 +59,27 @@ GRANITE4_7B = {
     "mamba_n_groups": 1,
     "tie_word_embeddings": True,
 }
-MODELS = {"Gemma 3 4B shaped": GEMMA3_4B, "Granite 4 H shaped, 7B, dense": GRANITE4_7B}
+QWEN3_30B = {
+    "model_type": "qwen3_moe",
+    "vocab_size": 151_936,
+    "hidden_size": 2048,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+}
+MODELS = {
+    "Gemma 3 4B shaped": (GEMMA3_4B, None),
+    "Granite 4 H shaped, 7B, dense": (GRANITE4_7B, None),
+    "Qwen 3 30B shaped, 128 experts": (QWEN3_30B, None),
+    "Gemma 3 4B shaped, fp8": (GEMMA3_4B, "fp8"),
+    "Qwen 3 30B shaped, 128 experts, fp8": (QWEN3_30B, "fp8"),
+}
+"""Each one's config, and how its weights are kept."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +91,8 @@ class Step:
     idle_share: float
     """What part of that the GPU has nothing to do."""
     peer_seconds: float | None
+    read_bytes: float
+    """Of weights, at least: experts that nobody chose are not read."""
 
 
 @dataclass(frozen=True)
@@ -74,37 +100,43 @@ class DecodeSpeed:
     """What was found of one model."""
 
     name: str
-    weight_bytes: int
+    weight_bytes: float
+    """All that it holds."""
     steps: dict[int, Step]
     """By the number of requests."""
     note: str
 
 
 def decode_speeds(device: torch.device) -> Iterator[DecodeSpeed]:
-    """Time both models, one after the other."""
-    for name, config in MODELS.items():
-        yield decode_speed(name, config, device)
+    """Time all models, one after the other."""
+    for name, (config, quantization) in MODELS.items():
+        yield decode_speed(name, config, device, quantization)
         torch.cuda.empty_cache()
 
 
-def decode_speed(name: str, config: Mapping[str, Any], device: torch.device) -> DecodeSpeed:
-    """Time one model's decode steps, then those of transformers on a model of the same shape."""
-    ours = {}
-    model = random_model(config, device)
-    weight_bytes = sum(weight.num_elements * model.dtype.itemsize for weight, _ in model.weights())
-    for num_requests in NUM_REQUESTS:
-        ours[num_requests] = time_decoding(model, num_requests, device)
+def decode_speed(
+    name: str, config: Mapping[str, Any], device: torch.device, quantization: str | None = None
+) -> DecodeSpeed:
+    """Time one model's decode steps, then those of transformers on a model of the same shape in bfloat16."""
+    model = random_model(config, device, quantization)
+    reads = {num_requests: read_bytes(model, num_requests) for num_requests in NUM_REQUESTS}
+    weight_bytes = read_bytes(model, None)
+    ours = {num_requests: time_decoding(model, num_requests, device) for num_requests in NUM_REQUESTS}
     del model
     torch.cuda.empty_cache()
-    theirs, note = _time_transformers(config, device)
-    steps = {n: Step(*ours[n], peer_seconds=theirs.get(n)) for n in NUM_REQUESTS}
+    theirs: dict[int, float] = {}
+    note = "transformers was not timed again"
+    if quantization is None:
+        theirs, note = _time_transformers(config, device)
+    steps = {n: Step(*ours[n], peer_seconds=theirs.get(n), read_bytes=reads[n]) for n in NUM_REQUESTS}
     return DecodeSpeed(name, weight_bytes, steps, f"prompts of {PROMPT_TOKENS}, {TIMED_STEPS} steps; {note}")
 
 
-def random_model(config: Mapping[str, Any], device: torch.device) -> Model:
+def random_model(config: Mapping[str, Any], device: torch.device, quantization: str | None = None) -> Model:
     """A model whose weights are drawn on the device."""
     torch.manual_seed(0)
     model = build_model(config, dtype=torch.bfloat16, device=device)
+    model.keep_weights_as(quantization)
     with torch.inference_mode():
         for weight, take in model.weights():
             dtype = torch.float32 if weight.is_float32 else model.dtype
@@ -113,15 +145,31 @@ def random_model(config: Mapping[str, Any], device: torch.device) -> Model:
     return model.eval()
 
 
+def read_bytes(model: Model, num_requests: int | None) -> float:
+    """Return the bytes of matrices that a decode step must read, or that there are: routers choose evenly."""
+    total = 0.0
+    for module in model.modules():
+        if isinstance(module, FusedLinear) or (isinstance(module, Embedding) and (module.is_head or not num_requests)):
+            total += module.packed.num_bytes
+        elif isinstance(module, MoeMlp):
+            experts = module.experts
+            missed = (1 - module.num_chosen / experts.down.num_experts) ** (num_requests or math.inf)
+            total += (1 - missed) * (experts.gate_up.num_bytes + experts.down.num_bytes)
+    return total
+
+
 def time_decoding(
     model: Model, num_requests: int, device: torch.device, *, prompt_tokens: int = PROMPT_TOKENS
 ) -> tuple[float, float]:
     """Return the seconds of a decode step and the share of it in which the GPU waits."""
     scheduler, runner = make_engine(model, num_requests, device, prompt_tokens)
 
+    pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
+
     def step() -> None:
-        plan = scheduler.schedule()
-        scheduler.update(plan, runner.execute(plan))
+        while not pipeline.is_full and (plan := scheduler.schedule()).request_ids:
+            pipeline.launch(plan)
+        scheduler.update(*pipeline.take())
 
     while scheduler.num_waiting or any(r.num_computed_tokens < r.num_prompt_tokens for r in scheduler.running):
         step()
@@ -144,7 +192,10 @@ def make_engine(
     groups = group_layers(model.info.cache_specs(block_size=16, element_bytes=model.dtype.itemsize))
     layout = plan_memory(groups, _cache_bytes(device)).layout
     coordinator = Coordinator(groups, layout, config=CacheConfig(enable_prefix_caching=False))
-    scheduler = Scheduler(SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048), coordinator)
+    # On a GPU steps begin before the tokens of the one before are known.
+    depth = 1 if device.type == "cuda" else 0
+    config = SchedulerConfig(max_num_seqs=num_requests, max_num_scheduled_tokens=2048, async_depth=depth)
+    scheduler = Scheduler(config, coordinator)
     draw = random.Random(0)
     for index in range(num_requests):
         prompt = draw.choices(range(model.info.vocab_size), k=prompt_tokens)

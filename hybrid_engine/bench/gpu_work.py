@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybrid_engine.bench.gpu_peers import MakePeer, Run, delta_peers, scan_peers
 from hybrid_engine.kernels import activation, attention, norm, rope, ssm
 from hybrid_engine.kernels.activation import reference as activation_reference
 from hybrid_engine.kernels.attention import AttentionMeta
@@ -25,7 +26,6 @@ from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
 from hybrid_engine.kernels.ssm import reference as ssm_reference
 
 BLOCK_SIZE = 16
-Run = Callable[[], object]
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Work:
     """The fewest that must be moved."""
     num_flops: float = 0.0
     """Multiplications and additions of matrix products."""
-    peers: dict[str, Run] = field(default_factory=dict)
+    peers: dict[str, MakePeer] = field(default_factory=dict)
     """The same work by others."""
 
 
@@ -56,6 +56,7 @@ class Scan:
 
 
 def random_tensor(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Normal numbers of a dtype."""
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -299,6 +300,7 @@ def make_mamba2(
         *_stateful("mamba2_scan", cache, meta, **inputs),
         num_bytes=2 * x_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
         num_flops=4.0 * num_tokens * state_elements,
+        peers=scan_peers(device, dtype, scan, num_queries),
     )
 
 
@@ -334,6 +336,7 @@ def make_delta(
         *_stateful("gated_delta_rule", cache, meta, **inputs),
         num_bytes=2 * v_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
         num_flops=6.0 * num_tokens * state_elements,
+        peers={} if is_by_row else delta_peers(device, dtype, scan, num_queries),
     )
 
 

@@ -26,6 +26,8 @@ from hybrid_engine.step_plan import NULL_BLOCK_ID, RequestId, StartedRequest, St
 
 _NO_SLOT = -1
 """Where tokens go that only fill up a decode step."""
+_NO_ROW = np.iinfo(np.int32).max
+"""Of such tokens; larger than any row."""
 _MIN_DECODE_KEYS = 512
 _FIRST_TOKENS = 256
 
@@ -57,6 +59,8 @@ class PackedBatch:
     """int64, each token's place in its own request."""
     metas: tuple[AttentionMeta | StateMeta, ...]
     """By group."""
+    rows_T: Tensor
+    """int64, the row of each token's request; of one that only fills up, none that there is."""
     rows: np.ndarray
     """int64 [R]."""
     starts: np.ndarray
@@ -174,6 +178,10 @@ class BatchState:
         assert row is not None, f"request {request_id} is not known to the runner"
         return row
 
+    def rows(self, request_ids: Sequence[RequestId]) -> np.ndarray:
+        """Return the rows of known requests: int64 [R]."""
+        return np.array([self._find_row(request_id) for request_id in request_ids])
+
     # A step's tensors
 
     def decode_shape(self, plan: StepPlan) -> DecodeShape:
@@ -191,7 +199,7 @@ class BatchState:
         """
         staging = staging or self._staging
         staging.begin()
-        rows = np.array([self._find_row(request_id) for request_id in plan.request_ids])
+        rows = self.rows(plan.request_ids)
         num_queries = np.array(plan.num_scheduled_tokens)
         num_keys = np.array(plan.num_computed_tokens) + num_queries
         num_drafts = self._put_drafts(plan, rows)
@@ -224,6 +232,7 @@ class BatchState:
                 )
                 for group_id, tables in enumerate(self.tables)
             ),
+            rows_T=staging.put(_filled_up(rows[requests_T], num_padding, _NO_ROW)),
             rows=rows,
             starts=starts,
             num_drafts=num_drafts,
@@ -342,6 +351,18 @@ class BatchState:
         self._token_ids = grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
         self._token_ids[rows_X, positions_X] = np.concatenate(token_ids)
         self._num_tokens[rows] += counts
+
+    def learn_tokens(
+        self,
+        rows: np.ndarray,
+        requests: Sequence[RequestSampling],
+        positions: Sequence[int],
+        token_ids: Sequence[int],
+    ) -> None:
+        """Put tokens where unknown ones stood, but for requests that have left their rows meanwhile."""
+        for row, request, position, token_id in zip(rows.tolist(), requests, positions, token_ids, strict=True):
+            if self._samplings[row] is request:
+                self._token_ids[row, position] = token_id
 
 
 def _share(

@@ -24,9 +24,8 @@ Forward = Callable[[PackedBatch], Tensor]
 
 
 def can_be_recorded(model: Model) -> bool:
-    """Whether a model's decode steps are the same launches whatever its tokens are: with experts they aren't."""
-    layers = model.info.layers
-    return model.is_recordable and not any(layer.num_experts for layer in layers) and all(map(_has_kernels, layers))
+    """Whether a model's decode steps are the same launches whatever its tokens are."""
+    return model.is_recordable and all(map(_has_kernels, model.info.layers))
 
 
 def _has_kernels(layer: LayerInfo) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -16,15 +17,19 @@ from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels import native
 from hybrid_engine.kernels.attention import most_shared_queries
 from hybrid_engine.models.base import ForwardBatch, Model
+from hybrid_engine.runner.ahead import UNKNOWN, Begun, NewestTokens, Readback
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
+from hybrid_engine.runner.device_draws import choose_on_device, draw_tokens, is_drawn_on_device
 from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
-from hybrid_engine.runner.sampler import RequestSampling, Sampler, greedy_tokens
+from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.transfers import ByteStore, Transfers
 from hybrid_engine.runner.verification import choose_tokens
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
 from hybrid_engine.structured import Grammars
 
+MAX_ROWS_AHEAD = 1 << 16
+"""Requests that may be known when a step begins before the one before is finished."""
 MAX_LOGITS_BYTES = 64 << 20
 """Prompt log-probabilities need logits at every token; they are made in slices of at most so many bytes."""
 
@@ -79,9 +84,13 @@ class ModelRunner:
                 _most_shared_queries(model, group, device) if shares_prefixes else 0 for group in groups
             ],
         )
+        self._draws_on_device = device.type != "cpu"
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
-            self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
+            self._graphs = DecodeGraphs(self._batch, lambda packed: self.decode_logits(packed))
+        self._newest = NewestTokens(device, num_rows=MAX_ROWS_AHEAD if device.type == "cuda" else 64)
+        self._begun: deque[Begun] = deque()
+        self._last_end = 0.0
         self.num_steps_total = 0
         """Steps that computed anything."""
         self.num_computed_tokens_total = 0
@@ -100,18 +109,87 @@ class ModelRunner:
         """Make the device the one that kernels are launched on: Triton takes the current one."""
         return torch.cuda.device(self._batch.device) if self._batch.device.type == "cuda" else nullcontext()
 
+    @property
+    def can_run_ahead(self) -> bool:
+        """Whether steps may begin before those before them are finished, on the thread that finishes them."""
+        return self._graphs is not None
+
+    def begin(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Begin a step behind those begun before: what is returned waits for it. To be called in the steps' order.
+
+        A step that needs what only the host can do waits for all steps before it, and is done when this returns.
+        """
+        start = time.perf_counter()
+        with self._on_device(), torch.inference_mode():
+            self._take_in(plan)
+            begun = self._begin_ahead(plan) if plan.request_ids else None
+            result = self._compute(plan) if begun is None else None
+
+        def finish() -> StepResult:
+            if begun is None:
+                assert result is not None, plan.step_id
+                return replace(result, seconds=seconds)
+            self._finish_until(begun)
+            assert begun.result is not None, plan.step_id
+            # What ran beside a step before it is not this step's time.
+            first = max(start, self._last_end)
+            self._last_end = time.perf_counter()
+            return replace(begun.result, seconds=self._last_end - first)
+
+        seconds = time.perf_counter() - start
+        return finish
+
+    def wait(self) -> None:
+        """Return when all steps begun have run; their results stay to be asked for."""
+        if self._batch.device.type == "cuda":
+            torch.cuda.synchronize(self._batch.device)
+
+    def _begin_ahead(self, plan: StepPlan) -> Begun | None:
+        """Begin a step whose tokens the device chooses; None when it isn't one."""
+        if self._graphs is None or not self._graphs.covers(plan):
+            return None
+        rows = self._batch.rows(plan.request_ids)
+        requests = [self._batch.sampling(row) for row in rows.tolist()]
+        if not all(map(is_drawn_on_device, requests)) or int(rows.max()) >= self._newest.num_rows:
+            return None
+        self._count(plan)
+        decoded = self._graphs.run(plan)
+        positions = self._batch.num_tokens(rows).tolist()
+        token_ids_R = draw_tokens(decoded.logits_RV, decoded.token_ids_R, requests, positions)
+        self._newest.note(decoded.packed, token_ids_R)
+        self._batch.append_tokens(rows, [[UNKNOWN]] * len(rows))
+        begun = Begun(plan.step_id, rows, requests, positions, Readback(token_ids_R))
+        self._begun.append(begun)
+        return begun
+
+    def _finish_until(self, last: Begun | None) -> None:
+        """Let the host know the tokens of steps begun, up to one of them; None: of all."""
+        while self._begun and (last is None or last.result is None):
+            self._begun.popleft().finish(self._batch)
+
     @torch.inference_mode()
     def _execute(self, plan: StepPlan) -> StepResult:
+        self._take_in(plan)
+        return self._compute(plan)
+
+    def _take_in(self, plan: StepPlan) -> None:
+        """Note what is new, and move blocks."""
         self._batch.apply(plan, self._sampler.prepare)
         if plan.transfers is None:
             self.cache.copy_blocks(plan.block_copies)
         else:
             self._transfer(plan, plan.transfers)
+
+    def _count(self, plan: StepPlan) -> None:
+        self.num_steps_total += 1
+        self.num_computed_tokens_total += sum(plan.num_scheduled_tokens)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
         result = StepResult(plan.step_id, {})
         if not plan.request_ids:
             return result
-        self.num_steps_total += 1
-        self.num_computed_tokens_total += sum(plan.num_scheduled_tokens)
+        self._finish_until(None)
+        self._count(plan)
         if self._graphs is not None and self._graphs.covers(plan):
             decoded = self._graphs.run(plan)
             self.num_spared_keys_total += decoded.packed.num_spared_keys
@@ -124,6 +202,10 @@ class ModelRunner:
         if any(plan.is_sampled):
             self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
         return result
+
+    def decode_logits(self, packed: PackedBatch) -> Tensor:
+        """Logits of a step of one token a request, some of which only the device may know."""
+        return self.model.logits(self._forward(self._newest.put_in(packed)))
 
     def _forward(self, packed: PackedBatch) -> Tensor:
         return self.model(
@@ -166,23 +248,22 @@ class ModelRunner:
         ends = np.cumsum(num_logits)
         rows = packed.rows[sampled]
         requests = [self._batch.sampling(row) for row in rows.tolist()]
-        needs_logits = packed.num_drafts.any() or any([request.needs_logits for request in requests])
-        if logits_XV.device.type == "cpu" or needs_logits:
-            host_logits_XV = logits_XV.cpu().numpy()
+        positions = self._batch.num_tokens(rows).tolist()
+        if self._draws_on_device and not packed.num_drafts.any():
+            found = choose_on_device(self._sampler, logits_XV, greedy_X, requests, positions)
+            chosen, host_logits_XV, places = found.token_ids, found.host_logits_XV, found.places
+        else:
+            host_logits_XV, places = logits_XV.cpu().numpy(), (ends - num_logits).tolist()
             drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
-            positions = self._batch.num_tokens(rows).tolist()
             chosen = choose_tokens(self._sampler, host_logits_XV, requests, positions, drafts)
-        else:  # few bytes instead of a whole vocabulary for each request
-            token_ids_R = (greedy_tokens(logits_XV) if greedy_X is None else greedy_X).cpu()
-            assert (token_ids_R >= 0).all(), f"highest logits not finite: {token_ids_R} of {plan.request_ids}"
-            chosen = [[token_id] for token_id in token_ids_R.tolist()]
         self._batch.append_tokens(rows, chosen)
         self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))
-        for request, token_ids, start in zip(requests, chosen, (ends - num_logits).tolist(), strict=True):
+        for request, token_ids, start in zip(requests, chosen, places, strict=True):
             result.sampled[request.request_id] = tuple(token_ids)
             if request.finish_reason is not None:
                 result.finished[request.request_id] = request.finish_reason
             if request.sampling.logprobs is not None:
+                assert host_logits_XV is not None, f"{request.request_id} asks for logprobs"
                 result.logprobs[request.request_id] = tuple(
                     self._sampler.logprobs(logits_V, token_id, request.sampling)
                     for logits_V, token_id in zip(

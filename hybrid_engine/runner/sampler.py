@@ -68,11 +68,6 @@ class RequestSampling:
             if self.grammar.failure:
                 logger.warning("request %s ends with 'error': %s", self.request_id, self.grammar.failure)
 
-    @property
-    def needs_logits(self) -> bool:
-        """Whether more than the place of the highest logit is asked for."""
-        return not self.is_plain_greedy or self.sampling.logprobs is not None
-
 
 def greedy_tokens(logits_RV: Tensor) -> Tensor:
     """The place of each row's highest logit, of equal ones the first; below 0 where that isn't finite: int64 [R]."""

@@ -11,9 +11,10 @@ from hybrid_engine.errors import ConfigError
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 from hybrid_engine.kernels.linear import cpu
+from hybrid_engine.kernels.linear.fp8 import Fp8Form
 from hybrid_engine.kernels.linear.int8 import BYTES, WORDS, pack_int8
 
-QUANTIZATIONS = {"int8": "cpu", "w8a8": "cpu"}
+QUANTIZATIONS = {"int8": "cpu", "w8a8": "cpu", "fp8": "cuda"}
 """How weights may be kept in fewer bits than their dtype has, and on which kind of device."""
 
 
@@ -71,7 +72,7 @@ class PackedLinear:
         """Pack a weight, float32 or bfloat16 (other dtypes raise ShapeError); the argument may be freed afterwards.
 
         Packing may keep a reference to the weight instead of copying it: don't write to it afterwards.
-        quantization: one of QUANTIZATIONS, on a CPU; None keeps every bit. Raises ConfigError for any other.
+        quantization: one of QUANTIZATIONS, on its device; None keeps every bit. Raises ConfigError for any other.
         is_exact: a row gives the same bits whatever rows are beside it, which on a GPU costs time.
         """
         check_shape("weight_NK", weight_NK, None, None)
@@ -119,6 +120,8 @@ def _form(weight_NK: Tensor, quantization: str | None, is_exact: bool) -> Form:
         is_tiled = weight_NK.device.type == "cpu" and cpu.can_tile(weight_NK)
         return cpu.TiledForm(weight_NK) if is_tiled else PlainForm(weight_NK, is_exact=is_exact)
     check_quantization(quantization, device_type=weight_NK.device.type)
+    if quantization == "fp8":
+        return Fp8Form(weight_NK)
     return pack_int8(weight_NK, WORDS if quantization == "int8" else BYTES)
 
 

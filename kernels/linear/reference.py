@@ -21,6 +21,13 @@ def linear(
     return out_TN.to(out_dtype)
 
 
+def fp8_linear(
+    x_TK: Tensor, data_NK: Tensor, scales_N: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype
+) -> Tensor:
+    """The same with a weight in fp8, or its bytes, and a factor for each output."""
+    return linear(x_TK, data_NK.view(torch.float8_e4m3fn).float() * scales_N[:, None], bias_N, out_dtype=out_dtype)
+
+
 def round_rows(x_XK: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Round each row to integers from -most to most: (float32 [X, K], float32 [X], by which they are multiplied back).
 

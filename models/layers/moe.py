@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybrid_engine.kernels.activation import act, act_mul
-from hybrid_engine.kernels.linear import PackedLinear, linear
+from hybrid_engine.kernels.activation import act
+from hybrid_engine.kernels.moe import Activation, PackedExperts, moe
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.weight import Vector, WeightModule
 from hybrid_engine.weights.parts import Part, Weight
@@ -75,7 +75,10 @@ class GroupedSigmoid:
 
 
 class Experts(WeightModule):
-    """The gated MLPs of all experts, gate and up of each in one product."""
+    """The MLPs of all experts, gate and up of each in one product."""
+
+    gate_up: PackedExperts
+    down: PackedExperts
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Experts(WeightModule):
         num_experts: int,
         hidden_size: int,
         intermediate_size: int,
-        activation: str,
+        activation: str | Activation,
         gate_up_bias: Part | None = None,
         down_bias: Part | None = None,
         weighs_inputs: bool = False,
@@ -96,13 +99,13 @@ class Experts(WeightModule):
         weighs_inputs: the weights multiply what goes into the experts, not what comes out (Llama 4).
         """
         super().__init__()
-        self.activation = activation
+        self.activation = Activation(activation) if isinstance(activation, str) else activation
         self.weighs_inputs = weighs_inputs
+        first_columns = intermediate_size * (2 if self.activation.is_gated else 1)
         self.shapes = {
-            "gate_up": (num_experts, 2 * intermediate_size, hidden_size),
+            "gate_up": (num_experts, first_columns, hidden_size),
             "down": (num_experts, hidden_size, intermediate_size),
         }
-        self.packed: dict[str, list[PackedLinear]] = {}
         self.gate_up_bias: Tensor | None = None
         self.down_bias: Tensor | None = None
         biases = {"gate_up_bias": gate_up_bias, "down_bias": down_bias}
@@ -113,45 +116,26 @@ class Experts(WeightModule):
         )
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
-        """Pack each expert by itself, keep biases."""
-        if weight.attribute not in self.shapes:
+        """Pack matrices, keep biases."""
+        if weight.attribute in self.shapes:
+            matrices_XNK = tensor.view(self.shapes[weight.attribute])
+            setattr(self, weight.attribute, PackedExperts.pack(matrices_XNK, self.quantization, is_exact=self.is_exact))
+        else:
             super().take_weight(weight, tensor)
-            return
-        matrices_XNK = tensor.view(self.shapes[weight.attribute])
-        self.packed[weight.attribute] = [
-            PackedLinear.pack(matrix_NK, self.quantization, is_exact=self.is_exact) for matrix_NK in matrices_XNK
-        ]
 
     def forward(self, x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor) -> Tensor:
         """[T, E], C experts a token. A token's result doesn't depend on what else is in the batch."""
-        num_tokens, num_chosen = experts_TC.shape
-        experts_X = experts_TC.flatten()
-        order_X = experts_X.argsort(stable=True)
-        counts = experts_X.bincount(minlength=len(self.packed["down"])).tolist()
-        x_XE = x_TE[order_X // num_chosen]
-        if self.weighs_inputs:
-            x_XE = (x_XE * weights_TC.flatten()[order_X, None]).to(x_TE.dtype)
-            weights_TC = torch.ones_like(weights_TC)
-        by_expert_XE = torch.cat(
-            [self._run(expert, chunk) for expert, chunk in enumerate(x_XE.split(counts)) if len(chunk)]
+        return moe(
+            x_TE,
+            weights_TC,
+            experts_TC,
+            gate_up=self.gate_up,
+            down=self.down,
+            activation=self.activation,
+            gate_up_bias_XN=self.gate_up_bias,
+            down_bias_XE=self.down_bias,
+            weighs_inputs=self.weighs_inputs,
         )
-        by_token_XE = torch.empty_like(by_expert_XE)
-        by_token_XE[order_X] = by_expert_XE
-        out_TCE = by_token_XE.view(num_tokens, num_chosen, -1).float() * weights_TC[:, :, None]
-        total_TE = out_TCE[:, 0]
-        for choice in range(1, num_chosen):  # in this order for every token: sum() takes one that suits the shape
-            total_TE = total_TE + out_TCE[:, choice]
-        return total_TE.to(x_TE.dtype)
-
-    def activate(self, gate_up_XC: Tensor) -> Tensor:
-        """act(gate) * up: [X, I]."""
-        return act_mul(gate_up_XC, kind=self.activation)
-
-    def _run(self, expert: int, x_XE: Tensor) -> Tensor:
-        gate_up_bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
-        down_bias = None if self.down_bias is None else self.down_bias[expert]
-        hidden_XI = self.activate(linear(x_XE, self.packed["gate_up"][expert], gate_up_bias))
-        return linear(hidden_XI, self.packed["down"][expert], down_bias)
 
 
 class MoeMlp(nn.Module):

@@ -109,6 +109,11 @@ def test_it_is_refused_for_models_that_transformers_code_runs():
         check_exact(True, {"model_type": "gpt2"}, device_type="cpu")
 
 
+def test_fp8_is_refused():
+    with pytest.raises(ConfigError, match="quantization is 'fp8'"):
+        check_exact(True, {"model_type": "llama"}, device_type="cuda", quantization="fp8")
+
+
 def test_it_must_be_true_or_false():
     with pytest.raises(ConfigError, match="exact is 'yes', must be True or False"):
         LLM("tiny-hybrid", exact="yes")

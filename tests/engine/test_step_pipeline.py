@@ -104,3 +104,38 @@ def test_the_thread_ends_when_nobody_has_the_pipeline_any_more():
     gc.collect()
     thread.join(DEADLINE_SECONDS)
     assert not thread.is_alive()
+
+
+class Device(Gate):
+    """A runner whose steps begin at once; their results come when they are asked for."""
+
+    can_run_ahead = True
+
+    def __init__(self) -> None:
+        super().__init__(is_open=True)
+        self.begun: list[int] = []
+        self.num_waits = 0
+
+    def begin(self, plan: StepPlan):
+        self.begun.append(plan.step_id)
+        return lambda: self.execute(plan)
+
+    def wait(self) -> None:
+        self.num_waits += 1
+
+
+def test_a_runner_that_runs_ahead_begins_steps_in_the_caller_and_finishes_them_when_they_are_taken():
+    runner = Device()
+    pipeline = StepPipeline(runner, depth=2)
+    for step_id in range(3):
+        pipeline.launch(make_plan(step_id))
+    pipeline.wait()
+    assert (runner.begun, runner.ran, runner.num_waits) == ([0, 1, 2], [], 1)
+    assert [pipeline.take()[1].step_id for _ in range(3)] == [0, 1, 2]
+    assert (runner.ran, runner.threads) == ([0, 1, 2], {threading.current_thread()})
+
+
+def test_without_depth_nothing_runs_ahead():
+    runner = Device()
+    StepPipeline(runner, depth=0).launch(make_plan(1))
+    assert (runner.begun, runner.ran) == ([], [1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hybrid_engine.models.base import FULL, LayerInfo, ModelInfo
-from hybrid_engine.models.layers.moe import GroupedSigmoid, top_then_sigmoid
+from hybrid_engine.models.layers.moe import GroupedSigmoid, softmax_then_top, top_then_sigmoid, top_then_softmax
 from hybrid_engine.models.layers.weight import Vector
 
 SCORES_TX = torch.tensor([[2.0, -1.0, 0.5, 1.5]])
@@ -36,6 +36,18 @@ def test_experts_are_chosen_within_the_best_groups_alone():
     weights_TC, experts_TC = GroupedSigmoid(num_groups=2, num_kept_groups=1)(SCORES_TX, 2)
     assert experts_TC.tolist() == [[3, 2]]
     assert weights_TC.sum().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "route",
+    [softmax_then_top, top_then_softmax, top_then_sigmoid, GroupedSigmoid(num_groups=2)],
+    ids=["softmax_then_top", "top_then_softmax", "top_then_sigmoid", "groups"],
+)
+def test_a_choice_never_waits_for_the_device(route):
+    # Tensors without memory can't be asked what they hold. A decode step that asked could not be recorded.
+    weights_TC, experts_TC = route(torch.empty(5, 8, device="meta"), 2)
+    assert (weights_TC.dtype, weights_TC.shape) == (torch.float32, (5, 2))
+    assert (experts_TC.dtype, experts_TC.shape) == (torch.int64, (5, 2))
 
 
 def test_a_layer_that_reads_anothers_keys_keeps_nothing():

@@ -14,6 +14,7 @@ from logits import random_tokens
 from hybrid_engine.errors import ConfigError
 from hybrid_engine.kernels.linear import PackedLinear
 from hybrid_engine.kernels.linear.int8 import Int8Form
+from hybrid_engine.kernels.moe import PackedExperts
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.weights import open_checkpoint
 
@@ -26,17 +27,16 @@ ROUNDED_INPUTS = 5e-3
 
 
 def packed_linears(value: object) -> Iterator[PackedLinear]:
-    """All in a module, its lists and its dictionaries."""
+    """All in a module, those of its experts too."""
     if isinstance(value, PackedLinear):
         yield value
     elif isinstance(value, torch.nn.Module):
         for each in value.modules():
             for attribute in vars(each).values():
-                if isinstance(attribute, PackedLinear | list | dict):
+                if isinstance(attribute, PackedLinear | PackedExperts):
                     yield from packed_linears(attribute)
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from packed_linears(each)
+    elif isinstance(value, PackedExperts):
+        yield from value.form
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_routers_and_tables_that_are_looked_up_alone_keep_their_dtype(tmp_path, 
     assert model.layers[0].mlp.router.packed.data.dtype == torch.bfloat16
     assert model.embedding.packed.data.dtype == torch.bfloat16
     assert model.head.packed.data.dtype == torch.int8
-    assert model.layers[0].mlp.experts.packed["down"][0].data.dtype == torch.int8
+    assert model.layers[0].mlp.experts.down.form[0].data.dtype == torch.int8
 
 
 def test_a_model_that_transformers_runs_is_refused(tmp_path, save_tiny):

@@ -10,13 +10,15 @@ from transformers import (
     BambaForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
 )
 
 from hybrid_engine.groups.spec import group_layers
 from hybrid_engine.models.base import LayerInfo
-from hybrid_engine.models.registry import load_model
+from hybrid_engine.models.registry import build_model, load_model
 from hybrid_engine.runner.batch import DecodeShape
 from hybrid_engine.runner.graphs import Decoded, DecodeGraphs, can_be_recorded
 from hybrid_engine.runner.sampler import greedy_tokens
@@ -54,11 +56,21 @@ QWEN = Qwen3_5TextConfig(
     linear_num_key_heads=2,
     linear_num_value_heads=4,
 )
+GPT_OSS = GptOssConfig(
+    **COMMON,
+    num_hidden_layers=2,
+    head_dim=16,
+    sliding_window=10,
+    layer_types=["sliding_attention", "full_attention"],
+    num_local_experts=5,
+    num_experts_per_tok=2,
+)
 MODELS = {
     "bamba": (BambaForCausalLM, BAMBA),
     "gemma3": (Gemma3ForCausalLM, GEMMA),
     "qwen3_5": (Qwen3_5ForCausalLM, QWEN),
 }
+WITH_EXPERTS = {"gpt_oss": (GptOssForCausalLM, GPT_OSS)}
 
 
 class FilledUp:
@@ -80,9 +92,11 @@ class FilledUp:
         return Decoded(packed, logits_RV[:num_requests], greedy_tokens(logits_RV)[:num_requests])
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[*MODELS, *WITH_EXPERTS])
 def pair(request, tmp_path):
-    model_class, config = MODELS[request.param]
+    model_class, config = (MODELS | WITH_EXPERTS)[request.param]
+    if request.param in WITH_EXPERTS:  # experts are packed for where they run
+        request.getfixturevalue("interpreted")
     torch.manual_seed(0)
     oracle = model_class(config).eval()
     oracle.save_pretrained(tmp_path)
@@ -178,6 +192,12 @@ def test_steps_are_recorded_where_attention_has_kernels(sizes, is_recorded):
     layer = LayerInfo(0, "full_attention", num_heads=4, num_kv_heads=1, head_size=sizes[0], v_head_size=sizes[1])
     model = SimpleNamespace(info=SimpleNamespace(layers=(layer,)), is_recordable=True)
     assert can_be_recorded(model) == is_recorded
+
+
+@pytest.mark.parametrize("name", [*MODELS, *WITH_EXPERTS])
+def test_decode_steps_are_recorded_with_experts_and_without(name):
+    config = (MODELS | WITH_EXPERTS)[name][1].to_dict()
+    assert can_be_recorded(build_model(config, dtype=torch.float32))
 
 
 def test_greedy_tokens_take_the_first_of_equals_and_tell_what_is_not_finite():

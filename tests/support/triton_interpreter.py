@@ -1,7 +1,8 @@
 """Triton's interpreter, mended where it differs from a GPU. Seen with Triton 3.6 to 3.9.
 
 As it comes, it multiplies the bits of bfloat16 numbers in `tl.dot` as if they were integers, cuts float32 off instead
-of rounding, and makes numbers of a single truth value where it spreads it over a block.
+of rounding, loses what rounding to fp8 carries over, and makes numbers of a single truth value where it spreads it over
+a block.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -41,6 +43,9 @@ def mend() -> None:
         return cast(self, source, target_type)
 
     def create_fp_to_fp(self: Any, source: Any, target_type: Any, mode: Any) -> Any:
+        if source.dtype.scalar == tl.float32 and target_type.scalar == tl.float8e4nv:
+            rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.float8_e4m3fn)
+            return TensorHandle(rounded.view(torch.uint8).numpy(), tl.float8e4nv)
         if {source.dtype.scalar, target_type.scalar} == {tl.bfloat16, tl.float32}:
             return cast_impl(self, source, target_type)
         return float_cast(self, source, target_type, mode)
