@@ -18,6 +18,7 @@ from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
+from hybrid_engine.runner.programs import DecodePrograms, has_programs
 from hybrid_engine.runner.sampler import RequestSampling, Sampler, greedy_tokens
 from hybrid_engine.runner.transfers import ByteStore, Transfers
 from hybrid_engine.runner.verification import choose_tokens
@@ -50,9 +51,8 @@ class ModelRunner:
         Raises CapacityError when the cache memory can't be had.
         """
         device = torch.device(device)
-        if device.type == "cpu":
-            # All at once and before the first request, who would else wait for a compiler.
-            native.prepare()
+        # All at once and before the first request, who would else wait for a compiler.
+        is_native = device.type == "cpu" and all(native.prepare().values())
         self.model = model
         layout = memory if isinstance(memory, MemoryLayout) else split_memory(groups, memory)
         self.cache = CacheTensors(layout, dtype=model.dtype, device=device)
@@ -70,6 +70,9 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
+        self._programs: DecodePrograms | None = None
+        if is_native and has_programs(model):
+            self._programs = DecodePrograms(model, self._batch, self._forward_batch)
         self.num_steps_total = 0
         """Steps that computed anything."""
         self.num_computed_tokens_total = 0
@@ -102,21 +105,25 @@ class ModelRunner:
             decoded = self._graphs.run(plan)
             self._sample(plan, decoded.packed, decoded.logits_RV, decoded.token_ids_R, result)
             return result
-        packed = self._batch.pack(plan)
-        hidden_TE = self._forward(packed)
+        if self._programs is not None and self._programs.covers(plan):
+            packed, hidden_TE = self._programs.run(plan)
+        else:
+            packed = self._batch.pack(plan)
+            hidden_TE = self._forward(packed)
         self._find_prompt_logprobs(plan, packed, hidden_TE, result)
         if any(plan.is_sampled):
             self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
         return result
 
     def _forward(self, packed: PackedBatch) -> Tensor:
-        return self.model(
-            ForwardBatch(
-                token_ids_T=packed.token_ids_T,
-                positions_T=packed.positions_T,
-                metas=tuple(packed.metas[group_id] for group_id in self._group_of_layer),
-                caches=self.cache.layers,
-            )
+        return self.model(self._forward_batch(packed))
+
+    def _forward_batch(self, packed: PackedBatch) -> ForwardBatch:
+        return ForwardBatch(
+            token_ids_T=packed.token_ids_T,
+            positions_T=packed.positions_T,
+            metas=tuple(packed.metas[group_id] for group_id in self._group_of_layer),
+            caches=self.cache.layers,
         )
 
     def _transfer(self, plan: StepPlan, transfers: TransferPlan) -> None:
