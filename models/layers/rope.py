@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hybrid_engine.kernels.rope import rope_table
+
 PROPORTIONAL, LONGROPE = "proportional", "longrope"
 SCALINGS = ("default", "linear", "llama3", "yarn", PROPORTIONAL, LONGROPE, "divisors")
 """Scalings known here. "proportional": the frequencies of the whole head, of which only the first turn. "divisors": one
@@ -101,23 +103,13 @@ class RopeTables(nn.Module):
     def __init__(self, ropes: Sequence[Rope]) -> None:
         super().__init__()
         self.ropes = tuple(ropes)
-        self.sizes = [rope.rotary_size for rope in ropes]
-        # Element i of a head turns with element i + D / 2 by the same angle: both halves are filled. All ropes stand
-        # side by side, for torch takes as long for a few cosines as for all.
-        halves = [rope.frequencies() for rope in ropes]
-        columns = [half for half in halves for _ in range(2)]
-        self.frequencies_C = torch.cat(columns) if columns else torch.empty(0)
+        self.frequencies = tuple(rope.frequencies() for rope in ropes)
 
     def forward(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
         """(cos_TD, sin_TD) in float32 for each rope, both halves filled."""
-        if self.frequencies_C.device != positions_T.device:
-            self.frequencies_C = self.frequencies_C.to(positions_T.device)
-        angles_TC = positions_T.float()[:, None] * self.frequencies_C
-        pairs = zip(angles_TC.cos().split(self.sizes, 1), angles_TC.sin().split(self.sizes, 1), strict=True)
-        return tuple(_scaled(cos, sin, rope.magnitude) for rope, (cos, sin) in zip(self.ropes, pairs, strict=True))
-
-
-def _scaled(cos_TD: Tensor, sin_TD: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
-    if magnitude == 1.0:
-        return cos_TD.contiguous(), sin_TD.contiguous()
-    return cos_TD * magnitude, sin_TD * magnitude
+        if self.frequencies and self.frequencies[0].device != positions_T.device:
+            self.frequencies = tuple(frequencies.to(positions_T.device) for frequencies in self.frequencies)
+        return tuple(
+            rope_table(positions_T, frequencies_F, magnitude=rope.magnitude)
+            for rope, frequencies_F in zip(self.ropes, self.frequencies, strict=True)
+        )
