@@ -20,6 +20,32 @@ from hybrid_engine.bench.prefix_command import add_replay
 from hybrid_engine.config import SpeculativeConfig, speculation
 from hybrid_engine.errors import CheckpointError, ConfigError, HybridEngineError, RequestError, TraceError
 from hybrid_engine.evals.command import add_eval
+from hybrid_engine.options import (
+    BlockSize,
+    Device,
+    DiskCache,
+    DiskCacheSize,
+    DraftModel,
+    Dtype,
+    HostCache,
+    JsonSchema,
+    MaxModelLen,
+    MaxTokens,
+    Memory,
+    Model,
+    NumSpeculative,
+    PrefixCaching,
+    Quantization,
+    Regex,
+    Seed,
+    Speculative,
+    Stop,
+    Temperature,
+    Threads,
+    Tokenizer,
+    TopK,
+    TopP,
+)
 from hybrid_engine.sampling_params import SamplingParams, StructuredOutputsParams
 from hybrid_engine.server.command import add_serve
 
@@ -37,36 +63,6 @@ FOR_A_SERVER = frozenset(
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(bench, name="bench")
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A folder with safetensors, a .gguf file, 'demo' (the Gemma 3 270M that the demo extra brings), or "
-        "'tiny-hybrid' (the small Jamba that comes along)."
-    ),
-]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")]
-MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")]
-Memory = Annotated[str | None, typer.Option(help="Cache memory, like 2GiB; by default a quarter of what is free.")]
-BlockSize = Annotated[int, typer.Option(help="Tokens in a cache block.")]
-PrefixCaching = Annotated[bool, typer.Option(help="Find prompts that begin like earlier ones in the cache.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or the like of cuda:1.")]
-HostCache = Annotated[str | None, typer.Option(help="Host memory, like 4GiB, for prefixes that the caches give up.")]
-DiskCache = Annotated[Path | None, typer.Option(help="A folder in which cached prefixes outlive this process.")]
-DiskCacheSize = Annotated[str | None, typer.Option(help="Most bytes of one model in it, like 100GiB; 16GiB.")]
-Threads = Annotated[int | None, typer.Option(help="Threads to compute with.")]
-Tokenizer = Annotated[Path | None, typer.Option(help="Where the tokenizer lies, if not with the model.")]
-Speculative = Annotated[str | None, typer.Option(help="Guess tokens ahead by: ngram, or draft_model.")]
-NumSpeculative = Annotated[int | None, typer.Option("--num-speculative-tokens", help="Most tokens guessed ahead (5).")]
-DraftModel = Annotated[str | None, typer.Option(help="A smaller checkpoint, same vocabulary, that guesses ahead.")]
-MaxTokens = Annotated[int, typer.Option(help="Tokens to generate at most.")]
-Temperature = Annotated[float, typer.Option(help="0 always takes the likeliest token.")]
-TopP = Annotated[float, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
-TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")]
-JsonSchema = Annotated[Path | None, typer.Option(help="Answer with JSON that matches the schema in this file.")]
-Regex = Annotated[str | None, typer.Option(help="Answer with a text that matches this, whole.")]
 
 
 @app.command()
@@ -86,6 +82,7 @@ def generate(
     regex: Regex = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each prompt.")] = False,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     block_size: BlockSize = 16,
@@ -116,6 +113,7 @@ def generate(
     llm = _load(
         model,
         dtype=dtype,
+        quantization=quantization,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         block_size=block_size,
@@ -151,6 +149,7 @@ def chat(
     json_schema: JsonSchema = None,
     regex: Regex = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     device: Device = "cpu",
@@ -182,6 +181,7 @@ def chat(
         model,
         chat_template=chat_template,
         dtype=dtype,
+        quantization=quantization,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         device=device,
@@ -199,6 +199,7 @@ def plan(
         str, typer.Argument(help="A config.json, a folder, a .gguf file, 'demo' or 'tiny-hybrid'.")
     ] = TINY_HYBRID,
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     block_size: BlockSize = 16,
@@ -220,6 +221,7 @@ def plan(
     found = LLM.plan(
         _resolve(model),
         dtype=dtype,
+        quantization=quantization,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         block_size=block_size,

@@ -15,6 +15,7 @@ from hybrid_engine.groups.spec import ATTENTION_KINDS
 POLICIES = ("fcfs", "priority")
 EVICTION_POLICIES = ("valued", "lru", "flop_aware")
 MAX_ASYNC_DEPTH = 2
+BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 SCHEDULER_COUNTS = (
     "max_num_scheduled_tokens",
     "max_num_seqs",
@@ -40,6 +41,16 @@ def require_path(name: str, value: object) -> None:
     """Raise ConfigError for a setting that is neither a path nor None."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not os.fspath(value)):
         raise ConfigError(f"{name} is {value!r}, must be a path")
+
+
+def parse_bytes(size: int | str | None) -> int | None:
+    """Read a size: bytes, or a text like '2GiB' or '512 MB'. Raises ConfigError for what it can't read."""
+    if size is None or isinstance(size, int):
+        return size
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    if match is None or match[2] not in BYTE_UNITS:
+        raise ConfigError(f"{size!r} is no size in bytes, must be a number or like '2GiB' or '512MB'")
+    return int(float(match[1]) * BYTE_UNITS[match[2]])
 
 
 @contextmanager

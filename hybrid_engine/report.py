@@ -25,10 +25,11 @@ def format_bytes(num_bytes: int) -> str:
 def summary(plan: EnginePlan) -> str:
     """Say in one line what the model is."""
     info = plan.info
+    kept = "" if plan.quantization is None else f" ({plan.quantization} weights)"
     return (
         f"{info.architecture}: {info.num_parameters / 1e6:,.1f}M parameters, {info.num_layers} layers, "
         f"width {info.hidden_size:,}, vocabulary {info.vocab_size:,}, "
-        f"{str(plan.dtype).removeprefix('torch.')}, up to {plan.max_model_len:,} tokens"
+        f"{str(plan.dtype).removeprefix('torch.')}{kept}, up to {plan.max_model_len:,} tokens"
     )
 
 

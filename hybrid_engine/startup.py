@@ -24,6 +24,7 @@ from hybrid_engine.config import (
     SchedulerConfig,
     SpeculativeConfig,
     errors_in_words_of,
+    parse_bytes,
     require_integers,
     require_path,
 )
@@ -35,8 +36,9 @@ from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, ConfigError
 from hybrid_engine.groups.spec import group_layers, with_block_sizes
 from hybrid_engine.kernels.dispatch import has_triton
+from hybrid_engine.kernels.linear import check_quantization
 from hybrid_engine.models.base import ModelInfo
-from hybrid_engine.models.registry import describe_model, load_model
+from hybrid_engine.models.registry import check_quantizable, describe_model, load_model
 from hybrid_engine.plan import MemoryPlan, plan_memory
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.scheduler import Scheduler
@@ -51,7 +53,6 @@ from hybrid_engine.weights.checkpoint import read_json
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BYTE_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 DEFAULT_MEMORY_SHARE = 4
 """The caches take this part (a quarter) of the free memory when no size is given …"""
 MAX_DEFAULT_MEMORY_BYTES = 4 * 2**30
@@ -71,6 +72,8 @@ class EngineSettings(TypedDict, total=False):
     """A folder or file to read it from; None: with the model."""
     dtype: str
     """'float32', 'bfloat16', or 'auto' (default): the checkpoint's own, bfloat16 where it is float16 or quantised."""
+    quantization: str | None
+    """'int8': linear weights in 8 bits; 'w8a8': what they multiply as well; None: in dtype. On a CPU."""
     max_model_len: int | None
     """Most tokens of a prompt and its answer; None: as far as the model and the memory reach."""
     cache_memory_bytes: int | str | None
@@ -116,6 +119,7 @@ class EngineConfig:
     """A folder with safetensors or one GGUF file, a .gguf file, or (to plan only) a config.json."""
     tokenizer: str | Path | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     device: str = "cpu"
     num_threads: int | None = None
@@ -129,6 +133,7 @@ class EngineConfig:
             raise ConfigError(f"dtype is {self.dtype!r}, must be 'auto', {' or '.join(map(repr, DTYPES))}")
         if not isinstance(self.device, str) or not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device is {self.device!r}, must be 'cpu', 'cuda' or the like of 'cuda:1'")
+        check_quantization(self.quantization, device_type=self.device.partition(":")[0])
         require_integers(self, "seed", optional=("max_model_len", "num_threads"))
         require_path("tokenizer", self.tokenizer)
         for name in ("max_model_len", "num_threads"):
@@ -193,20 +198,11 @@ class EnginePlan:
 
     info: ModelInfo
     dtype: torch.dtype
+    quantization: str | None
     memory: MemoryPlan
     capacity_tokens: int
     """Most tokens of one request that the caches hold when nothing else runs."""
     max_model_len: int
-
-
-def parse_bytes(size: int | str | None) -> int | None:
-    """Read a size: bytes, or a text like '2GiB' or '512 MB'. Raises ConfigError for what it can't read."""
-    if size is None or isinstance(size, int):
-        return size
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
-    if match is None or match[2] not in BYTE_UNITS:
-        raise ConfigError(f"{size!r} is no size in bytes, must be a number or like '2GiB' or '512MB'")
-    return int(float(match[1]) * BYTE_UNITS[match[2]])
 
 
 def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> EnginePlan:
@@ -214,6 +210,7 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
 
     Raises CapacityError when the memory can't hold what was asked, ConfigError when the model doesn't reach that far.
     """
+    check_quantizable(model_config, config.quantization)
     info = describe_model(dict(model_config))
     dtype = _resolve_dtype(model_config, config.dtype)
     wanted_len = _wanted_len(info, config.max_model_len)
@@ -234,7 +231,7 @@ def plan_engine(model_config: Mapping[str, Any], config: EngineConfig) -> Engine
             "max_model_len is %d, below the model's %d: the cache memory (%d bytes) holds no more",
             *(capacity, wanted_len, memory.memory_bytes),
         )
-    return EnginePlan(info, dtype, memory, capacity, min(wanted_len, capacity))
+    return EnginePlan(info, dtype, config.quantization, memory, capacity, min(wanted_len, capacity))
 
 
 def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
@@ -245,7 +242,7 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
     checkpoint = open_checkpoint(config.model)
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
-    model = load_model(checkpoint, dtype=plan.dtype, device=config.device)
+    model = load_model(checkpoint, dtype=plan.dtype, device=config.device, quantization=plan.quantization)
     eos_token_ids = plan.info.eos_token_ids
     grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)
@@ -299,7 +296,7 @@ def _make_drafter(
         draft_plan = plan_engine(checkpoint.config, draft_config)
     except CapacityError as error:
         raise CapacityError(f"draft model {speculative.model}: {error} (draft_cache_memory_bytes)") from error
-    model = load_model(checkpoint, dtype=draft_plan.dtype, device=config.device)
+    model = load_model(checkpoint, dtype=draft_plan.dtype, device=config.device, quantization=draft_plan.quantization)
     coordinator = Coordinator(draft_plan.memory.groups, draft_plan.memory.layout, config=draft_config.cache)
     drafter = DraftModelDrafter(
         Scheduler(draft_config.scheduler, coordinator),

@@ -172,7 +172,7 @@ class GraniteMlp(nn.Module):
             intermediate_size=inner,
             activation=config.activation,
         )
-        router = FusedLinear(width, {f"{name}.router.layer": num_experts})
+        router = FusedLinear(width, {f"{name}.router.layer": num_experts}, is_precious=True)
         return MoeMlp(router, experts, route=top_then_softmax, num_chosen=config.num_experts_per_token)
 
     def forward(self, x_TE: Tensor) -> Tensor:

@@ -348,6 +348,8 @@ class Model(nn.Module):
     dtype: torch.dtype
     is_recordable: bool = True
     """Whether decode steps are the same launches whatever their tokens are, as far as the model knows."""
+    quantization: str | None = None
+    """How linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in the model's dtype."""
     unused_weights: tuple[str, ...] = ()
     """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 
@@ -362,6 +364,13 @@ class Model(nn.Module):
     @abstractmethod
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""
+
+    def keep_weights_as(self, quantization: str | None) -> None:
+        """Say how linear weights are to be kept, before any is taken. It stands in `quantization`."""
+        self.quantization = quantization
+        for module in self.modules():
+            if isinstance(module, WeightModule):
+                module.quantization = quantization
 
     def weights(self) -> Iterator[tuple[Weight, Callable[[Weight, Tensor], None]]]:
         """Every weight, and where it is taken once it is filled."""

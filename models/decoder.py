@@ -97,13 +97,15 @@ class Decoder(Model):
         self.config = config
         self.dtype = dtype
         sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size}
-        self.embedding = Embedding(config.names.embedding, scale=config.embedding_scale, **sizes)
+        self.embedding = Embedding(
+            config.names.embedding, scale=config.embedding_scale, is_head=config.is_tied, **sizes
+        )
         self.rows = tuple(tuple(rows) for _, rows in groupby(config.layers, lambda info: info.index))
         """Of the layer table, by layer."""
         self.layers = tuple(layer(*rows, config) for rows in self.rows)
         self.layer_modules = nn.ModuleList(self.layers)  # so that torch knows them
         self.final_norm = Norm(config.names.final_norm, config.hidden_size)
-        self.head = self.embedding if config.is_tied else Embedding("lm_head", **sizes)
+        self.head = self.embedding if config.is_tied else Embedding("lm_head", is_head=True, **sizes)
         ropes = tuple(dict.fromkeys(rows[0].rope for rows in self.rows))
         self.rope_tables = RopeTables(ropes)
         self.table_indices = tuple(ropes.index(rows[0].rope) for rows in self.rows)

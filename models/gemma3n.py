@@ -153,9 +153,9 @@ class AltUp(nn.Module):
         name, width, num_streams = f"{layer}.altup", config.hidden_size, config.num_streams
         self.active, self.num_streams, self.eps = config.active_stream, num_streams, config.norm_eps
         self.router_norm = Norm(f"{name}.router_norm", width)
-        self.router = FusedLinear(width, {f"{name}.modality_router": num_streams})
-        self.prediction = FusedLinear(num_streams, {f"{name}.prediction_coefs": num_streams**2})
-        self.correction = FusedLinear(num_streams, {f"{name}.correction_coefs": num_streams})
+        self.router = FusedLinear(width, {f"{name}.modality_router": num_streams}, is_precious=True)
+        self.prediction = FusedLinear(num_streams, {f"{name}.prediction_coefs": num_streams**2}, is_precious=True)
+        self.correction = FusedLinear(num_streams, {f"{name}.correction_coefs": num_streams}, is_precious=True)
         self.output_scale = Vector(f"{name}.correct_output_scale", width)
 
     def predict(self, streams_ATE: Tensor) -> Tensor:

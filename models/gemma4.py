@@ -153,7 +153,7 @@ class Gemma4Experts(nn.Module):
         width, inner, num_experts = config.hidden_size, config.expert_intermediate_size, info.num_experts
         self.eps, self.num_chosen = config.norm_eps, config.num_experts_per_token
         self.router_scale = Vector(f"{layer}.router.scale", width)
-        self.router = FusedLinear(width, {f"{layer}.router.proj": num_experts})
+        self.router = FusedLinear(width, {f"{layer}.router.proj": num_experts}, is_precious=True)
         self.expert_scale = Vector(f"{layer}.router.per_expert_scale", num_experts)
         self.pre_norm = Norm(f"{layer}.pre_feedforward_layernorm_2", width)
         self.experts = Experts(

@@ -108,7 +108,7 @@ class GptOssLayer(MlpLayer):
             activation=config.activation,
         )
         experts.alpha, experts.limit = config.swiglu_alpha, config.swiglu_limit
-        router = FusedLinear(width, {f"{name}.router": num_experts}, has_bias=True)
+        router = FusedLinear(width, {f"{name}.router": num_experts}, has_bias=True, is_precious=True)
         return MoeMlp(router, experts, route=top_then_softmax, num_chosen=config.num_experts_per_token)
 
 

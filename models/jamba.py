@@ -112,7 +112,7 @@ class JambaLayer(DenseLayer):
             intermediate_size=inner,
             activation=config.activation,
         )
-        router = FusedLinear(width, {f"{name}.router": info.num_experts})
+        router = FusedLinear(width, {f"{name}.router": info.num_experts}, is_precious=True)
         return MoeMlp(router, experts, route=softmax_then_top, num_chosen=config.num_experts_per_token)
 
 

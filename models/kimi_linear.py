@@ -229,7 +229,7 @@ class KimiLayer(DenseLayer):
         )
         correction = Vector(f"{name}.gate.e_score_correction_bias", info.num_experts)
         return MoeMlp(
-            FusedLinear(width, {f"{name}.gate": info.num_experts}),
+            FusedLinear(width, {f"{name}.gate": info.num_experts}, is_precious=True),
             experts,
             route=replace(config.route, correction=correction),
             num_chosen=config.num_experts_per_token,

@@ -109,7 +109,7 @@ class LfmMoeLayer(DenseLayer):
             scale=config.routed_scale,
             norm_eps=1e-6,
         )
-        router = FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts})
+        router = FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts}, is_precious=True)
         return MoeMlp(router, experts, route=route, num_chosen=config.num_experts_per_token)
 
 

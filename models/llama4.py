@@ -187,7 +187,7 @@ class Llama4Layer(DenseLayer):
             has_bias=False,
         )
         return MoeMlp(
-            FusedLinear(width, {f"{name}.router": num_experts}),
+            FusedLinear(width, {f"{name}.router": num_experts}, is_precious=True),
             experts,
             route=top_then_sigmoid,
             num_chosen=config.num_experts_per_token,

@@ -157,7 +157,7 @@ class MimoLayer(DenseLayer):
             is_normed=config.has_normed_weights,
             scale=config.routed_scale,
         )
-        router = FusedLinear(width, {f"{name}.gate": info.num_experts})
+        router = FusedLinear(width, {f"{name}.gate": info.num_experts}, is_precious=True)
         return MoeMlp(router, experts, route=route, num_chosen=config.num_experts_per_token)
 
 

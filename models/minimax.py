@@ -154,7 +154,7 @@ def make_experts(name: str, info: LayerInfo, config: DecoderConfig) -> MoeMlp:
         intermediate_size=inner,
         activation=config.activation,
     )
-    router = FusedLinear(width, {f"{name}.gate": info.num_experts})
+    router = FusedLinear(width, {f"{name}.gate": info.num_experts}, is_precious=True)
     return MoeMlp(router, experts, route=top_then_softmax, num_chosen=config.num_experts_per_token)
 
 

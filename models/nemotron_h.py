@@ -264,7 +264,7 @@ def make_moe(name: str, info: LayerInfo, config: NemotronHConfig) -> MoeMlp:
         scale=config.routed_scale,
     )
     return MoeMlp(
-        FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts}),
+        FusedLinear(config.hidden_size, {f"{name}.gate": info.num_experts}, is_precious=True),
         SquaredExperts(name, info.num_experts, config),
         route=route,
         num_chosen=config.num_experts_per_token,

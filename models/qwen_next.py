@@ -182,12 +182,12 @@ class QwenLayer(DenseLayer):
             has_bias=False,
         )
         return MoeMlp(
-            FusedLinear(width, {f"{name}.gate": info.num_experts}),
+            FusedLinear(width, {f"{name}.gate": info.num_experts}, is_precious=True),
             experts,
             route=top_then_softmax if config.has_normed_weights else softmax_then_top,
             num_chosen=config.num_experts_per_token,
             shared=shared,
-            shared_gate=FusedLinear(width, {f"{name}.shared_expert_gate": 1}),
+            shared_gate=FusedLinear(width, {f"{name}.shared_expert_gate": 1}, is_precious=True),
         )
 
 

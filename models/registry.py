@@ -136,11 +136,30 @@ def is_generic(values: Mapping[str, Any]) -> bool:
     return True
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Model:
+def check_quantizable(config: Mapping[str, Any], quantization: str | None) -> None:
+    """Raise ConfigError for a model whose weights can't be kept in fewer bits, because their code isn't ours."""
+    values = text_config(config)
+    if quantization is not None and is_generic(values):
+        raise ConfigError(
+            f"quantization is {quantization!r}, which model_type {values['model_type']!r} can't have, since "
+            f"transformers' own code runs it: leave quantization out"
+        )
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    quantization: str | None = None,
+) -> Model:
     """Build a model and fill it from a checkpoint, every tensor accounted for.
 
-    Raises CheckpointError when a tensor is missing, of the wrong shape or left over.
+    quantization: how linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in dtype.
+    Raises CheckpointError when a tensor is missing, of the wrong shape or left over, ConfigError when the model's
+    weights can't be kept so.
     """
+    check_quantizable(checkpoint.config, quantization)
     values = text_config(checkpoint.config)
     if is_generic(values):
         from hybrid_engine.models import generic
@@ -148,6 +167,7 @@ def load_model(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devi
         return generic.load(checkpoint, values, dtype=dtype, device=device)
     checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
+    model.keep_weights_as(quantization)
     load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
     return model.eval()

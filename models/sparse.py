@@ -136,7 +136,7 @@ class SparseLayer(DenseLayer):
             activation=config.activation,
         )
         return MoeMlp(
-            FusedLinear(width, {f"{name}.gate": info.num_experts}),
+            FusedLinear(width, {f"{name}.gate": info.num_experts}, is_precious=True),
             experts,
             route=top_then_softmax if config.has_normed_weights else softmax_then_top,
             num_chosen=config.num_experts_per_token,

@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors", "groups.spec"},
     "sampling_params": {"errors"},
+    "options": set(),
     "explanation": set(),
     "transfer_plan": set(),
     "step_plan": {"sampling_params", "transfer_plan"},
@@ -145,7 +146,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Its draft model is an engine of its own, given to it ready to run.
     "speculation": {"drafting", "request", "sampling_params", "scheduler", "step_pipeline", "step_plan"},
     "startup": BOOKKEEPING
-    | {"connectors", "detokenizer", "drafting", "engine", "kernels.dispatch", "models", "runner", "speculation"}
+    | {
+        "connectors",
+        "detokenizer",
+        "drafting",
+        "engine",
+        "kernels.dispatch",
+        "kernels.linear",
+        "models",
+        "runner",
+        "speculation",
+    }
     | {"structured", "tiny_hybrid", "tokenizer", "weights"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
@@ -185,8 +196,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "families": {"groups.spec", "models"},
     "demo": API | {"report"},
     "server": API
-    | {"async_engine", "chat_template", "engine", "explanation", "pinning", "report", "snapshot", "tiny_hybrid"},
-    "evals": API | {"groups.spec", "report"},
+    | {
+        "async_engine",
+        "chat_template",
+        "engine",
+        "explanation",
+        "options",
+        "pinning",
+        "report",
+        "snapshot",
+        "tiny_hybrid",
+    },
+    "evals": API | {"groups.spec", "options", "report"},
     # Its subject is the bookkeeping and the kernels themselves; engines it meets through the public API alone.
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
@@ -194,7 +215,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"}
     # A prefix benchmark with real weights puts its answers into the runner, which no public API lets it do.
     | {"tiny_hybrid"},
-    "cli": API | {"bench", "chat", "demo", "evals", "families", "report", "server", "tiny_hybrid"},
+    "cli": API | {"bench", "chat", "demo", "evals", "families", "options", "report", "server", "tiny_hybrid"},
 }
 SCHEDULING = {"admission", "drafting", "external_loads", "holders", "progress", "step_builder", "waiting_queue"}
 TORCH_FREE = (*sorted(BOOKKEEPING | SCHEDULING), "inputs")

@@ -80,11 +80,13 @@ def compare(
     make_runner: MakeRunner | None = None,
     on_run: Callable[[RunSettings], object] = lambda settings: None,
     on_request: Callable[[], object] = lambda: None,
+    on_memory: Callable[[PrefixReport], object] = lambda report: None,
 ) -> PrefixReport:
     """Make all runs and return what was found.
 
     make_runner: what runs steps; None: a roofline clock that computes nothing. on_run is told of each run before it
-    starts, on_request of each of its calls that has ended.
+    starts, on_request of each of its calls that has ended, on_memory of the report so far when all runs of a memory
+    size are in it.
     """
     needs = survey(bench.items)
     geometry = find_geometry(bench.model, block_size=_block_size(bench, needs))
@@ -132,6 +134,7 @@ def compare(
             for each in runs:
                 each.totals.num_clairvoyant_tokens = bound.totals.num_hit_tokens
         report.runs += runs
+        on_memory(report)
     return report
 
 

@@ -16,7 +16,10 @@ from hybrid_engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from hybrid_engine.bench.prefix_bench import MakeRunner
-    from hybrid_engine.bench.prefix_result import RunSettings
+    from hybrid_engine.bench.prefix_result import PrefixReport, RunSettings
+
+
+WHOLE_TRACE = "1/1"
 
 
 class RunProgress:
@@ -106,6 +109,13 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _write(report: PrefixReport, path: Path | None) -> None:
+    """Write a report, or what there is of one: an hour's runs are not lost with the one that is interrupted."""
+    report.command = _command()
+    if path is not None:
+        report.write(path)
+
+
 def _command() -> str:
     return shlex.join(["hybrid-engine", *sys.argv[1:]])
 
@@ -129,6 +139,13 @@ def prefix(
         ),
     ] = "auto",
     sessions: Annotated[int | None, typer.Option(help="Only the first so many conversations.", min=1)] = None,
+    part: Annotated[
+        str,
+        typer.Option(
+            help="Of a trace: 1/2 takes the first, third, ... conversation, 2/2 the others: choose settings by one "
+            "part, report the other."
+        ),
+    ] = WHOLE_TRACE,
     model: Annotated[
         str,
         typer.Option(
@@ -178,6 +195,7 @@ def prefix(
     from hybrid_engine.bench import prefix_table
     from hybrid_engine.bench.geometry import find_hardware
     from hybrid_engine.bench.prefix_bench import Bench, compare
+    from hybrid_engine.bench.traces import Part
     from hybrid_engine.bench.workload_reading import make_workload, read_workload
     from hybrid_engine.tiny_hybrid import find_model
 
@@ -185,17 +203,21 @@ def prefix(
         raise ConfigError("--html needs matplotlib and jinja2: pip install 'hybrid-engine[bench]', or leave it out")
     path = str(find_model(model))
     if trace is None:
+        if part != WHOLE_TRACE:
+            raise ConfigError("--part is of a trace: give --trace, or another --seed for other made-up conversations")
         items = make_workload(workload, seed=seed, num_sessions=sessions)
     else:
         items = read_workload(
             trace,
             format=format,
             num_sessions=sessions,
+            part=Part.parse(part),
             tokenizer=tokenizer or (Path(path) if measured else None),
             chat_template=chat_template,
             replaces_assistant=replace_assistant,
         )
     name = f"{workload}, seed {seed}" if trace is None else trace.resolve().name
+    name += f", part {part}" if part != WHOLE_TRACE else ""
     bench = Bench(
         title=f"{name}, {len(items):,} calls" + (", assistant replaced" if replace_assistant else ""),
         items=items,
@@ -212,14 +234,18 @@ def prefix(
     )
     with RunProgress(len(items)) as progress:
         make_runner = _measuring(path) if measured else None
-        report = compare(bench, make_runner=make_runner, on_run=progress.begin, on_request=progress.advance)
-    report.command = _command()
+        report = compare(
+            bench,
+            make_runner=make_runner,
+            on_run=progress.begin,
+            on_request=progress.advance,
+            on_memory=lambda so_far: _write(so_far, json),
+        )
     console = Console(width=None if sys.stdout.isatty() else 150)
     console.print(prefix_table.table(report))
     console.print(prefix_table.reasons_table(report))
     console.print(prefix_table.summary(report), highlight=False)
-    if json is not None:
-        report.write(json)
+    _write(report, json)
     if html is not None:
         from hybrid_engine.bench.prefix_report.page import write_html
 

@@ -42,12 +42,19 @@ class NamedTokens:
         self._length += 1
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._token(position) for position in range(*index.indices(self._length))]
-        return self._token(range(self._length)[index])
+        if not isinstance(index, slice):
+            return self._stretch(range(self._length)[index], 1)[0]
+        start, stop, step = index.indices(self._length)
+        tokens: list[int] = []
+        while len(tokens) < stop - start:
+            tokens += self._stretch(start + len(tokens), stop - start - len(tokens))
+        return tokens[::step]
 
-    def _token(self, position: int) -> int:
-        return self.names[position // self.block_tokens] * self.block_tokens + position % self.block_tokens
+    def _stretch(self, start: int, most: int) -> range:
+        """Return tokens from start on, at most so many, as far as they are of one block."""
+        block, offset = divmod(start, self.block_tokens)
+        first = self.names[block] * self.block_tokens + offset
+        return range(first, first + min(most, self.block_tokens - offset))
 
 
 class NameHasher(BlockHasher):

@@ -77,8 +77,34 @@ FORMATS = {
 """By name, in the order in which they are tried."""
 
 
-def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = None) -> list[Call]:
-    """Return the calls of a trace in its order, those of the first num_sessions sessions and their sub-agents.
+@dataclass(frozen=True)
+class Part:
+    """Every so many-th session of a trace: one part to choose settings by, another to tell what they are worth."""
+
+    number: int = 1
+    """From 1 on."""
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Read '1/2': the first, third, … session. Raises TraceError for anything else."""
+        number, _, of = text.partition("/")
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            raise TraceError(
+                f"part is {text!r}, must be like '1/2' (the first, third, … session) or '2/2' (the others)"
+            )
+        return cls(int(number), int(of))
+
+    def has(self, index: int) -> bool:
+        """Return whether the session with an index, from 0 on, is of this part."""
+        return index % self.of == self.number - 1
+
+
+WHOLE = Part()
+
+
+def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = None, part: Part = WHOLE) -> list[Call]:
+    """Return the calls of a trace in its order, those of the part's first num_sessions sessions and their sub-agents.
 
     path: a file, or a folder of them. format: a key of FORMATS, or 'auto'. None: all sessions.
     Raises TraceError, which names file and line, for what can't be read or can't be replayed.
@@ -86,16 +112,19 @@ def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = Non
     if format not in (AUTO, *FORMATS):
         raise TraceError(f"format is {format!r}, must be one of {', '.join((AUTO, *FORMATS))}")
     roots: dict[str, str] = {}
-    kept: set[str] = set()
+    is_kept: dict[str, bool] = {}
+    num_kept = 0
     calls = []
     for call in _calls_of(path, format):
         root = roots.setdefault(call.session, roots.get(call.when.parent or "", call.session))
-        if root not in kept and (num_sessions is None or len(kept) < num_sessions):
-            kept.add(root)
-        if root in kept:
+        if root not in is_kept:
+            is_kept[root] = part.has(len(is_kept)) and (num_sessions is None or num_kept < num_sessions)
+            num_kept += is_kept[root]
+        if is_kept[root]:
             calls.append(call)
     if not calls:
-        raise TraceError(f"{path} holds no model calls: give a trace with at least one")
+        which = f" in part {part.number}/{part.of}" if is_kept else ""
+        raise TraceError(f"{path} holds no model calls{which}: give a trace with at least one")
     return calls
 
 

@@ -9,7 +9,7 @@ from hybrid_engine.bench.generator.presets import preset
 from hybrid_engine.bench.generator.sessions import generate
 from hybrid_engine.bench.rendering import renderer_maker
 from hybrid_engine.bench.token_free import with_chained_ids
-from hybrid_engine.bench.traces import AUTO, read_trace
+from hybrid_engine.bench.traces import AUTO, WHOLE, Part, read_trace
 from hybrid_engine.bench.workload import BlockPrompt, WorkItem
 
 
@@ -18,6 +18,7 @@ def read_workload(
     *,
     format: str = AUTO,
     num_sessions: int | None = None,
+    part: Part = WHOLE,
     tokenizer: Path | None = None,
     chat_template: Path | None = None,
     replaces_assistant: bool = False,
@@ -27,7 +28,7 @@ def read_workload(
     Raises TraceError for what can't be read, ConfigError and CheckpointError for a tokenizer or template that can't.
     """
     renderer = renderer_maker(tokenizer, chat_template, replaces_assistant=replaces_assistant)()
-    items = [renderer.item(call) for call in read_trace(path, format=format, num_sessions=num_sessions)]
+    items = [renderer.item(call) for call in read_trace(path, format=format, num_sessions=num_sessions, part=part)]
     prompts = [item.prompt for item in items]
     if not all(isinstance(prompt, BlockPrompt) for prompt in prompts):
         return items

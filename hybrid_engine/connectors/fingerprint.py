@@ -26,6 +26,8 @@ def cache_facts(
         "computed": COMPUTED_VERSION,
         "config": blake2b(json.dumps(config, sort_keys=True, default=str).encode(), digest_size=16).hexdigest(),
         "weights": weights_digest(model),
+        # Equal weights may multiply inputs that are rounded in different ways.
+        "quantization": getattr(model, "quantization", None),
         "match_unit_tokens": match_unit_tokens,
         "groups": [
             {"kind": group.spec.kind, "layers": list(group.layer_indices), **_plain(asdict(group.spec))}

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.options import Dtype, Quantization
 
 Resolve = Callable[[str], str | Path]
 """From a model as it is named on the command line to its path."""
@@ -42,7 +43,8 @@ def add_eval(app: typer.Typer, resolve: Resolve, default_model: str) -> None:
         name: Annotated[str | None, typer.Option(help="What the report is called; by default the model.")] = None,
         as_json: Annotated[Path | None, typer.Option("--json", help="Write the report to this file.")] = None,
         html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
-        dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")] = "auto",
+        dtype: Dtype = "auto",
+        quantization: Quantization = None,
         memory: Annotated[str | None, typer.Option(help="Cache memory, like 2GiB.")] = None,
         block_size: Annotated[int, typer.Option(help="Tokens in a cache block.")] = 16,
         max_num_seqs: Annotated[int, typer.Option(help="Samples that run at once.")] = 32,
@@ -57,6 +59,7 @@ def add_eval(app: typer.Typer, resolve: Resolve, default_model: str) -> None:
         llm = LLM(
             resolve(model),
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max(wanted),
             cache_memory_bytes=memory,
             block_size=block_size,

@@ -131,6 +131,7 @@ class _Run:
             "tokenizer": Path(self._builder.prompts.tokenizer.name_or_path).name,
             "parameters": plan.info.num_parameters,
             "dtype": str(plan.dtype).removeprefix("torch."),
+            **({} if plan.quantization is None else {"quantization": plan.quantization}),
             "groups": [
                 group.spec.kind + ("" if group.block_size == ENDLESS else f" in blocks of {group.block_size} tokens")
                 for group in plan.memory.groups

@@ -22,6 +22,8 @@ class SamplingPolicy(EvictionPolicy):
     Each event is O(1), naming a victim O(NUM_DRAWN). Draws come from a seed, so that a replay can be repeated.
     """
 
+    num_drawn = NUM_DRAWN
+
     def __init__(self) -> None:
         self._random = random.Random(SEED)
         self._candidates: list[Checkpoint] = []
@@ -61,11 +63,11 @@ class SamplingPolicy(EvictionPolicy):
 
     def _draw(self) -> list[Checkpoint]:
         candidates, count = self._candidates, len(self._candidates)
-        if count <= NUM_DRAWN:
+        if count <= self.num_drawn:
             return candidates
         # With repeats: the chance of one is small, and asking for none takes four times as long.
         draw = self._random.random
-        return [candidates[int(draw() * count)] for _ in range(NUM_DRAWN)]
+        return [candidates[int(draw() * count)] for _ in range(self.num_drawn)]
 
     def _enter(self, checkpoint: Checkpoint) -> None:
         if checkpoint.num_pins:

@@ -65,9 +65,10 @@ class CheckpointTree:
         tokens: tuple[int, ...] = checkpoint.tail
         best = _longest(node.checkpoints, tokens, but=checkpoint)
         while best is None and node.above is not None:
-            tokens = self._tokens_behind(node.above, node)
-            node = node.above
-            best = _longest(node.checkpoints, tokens)
+            child, node = node, node.above
+            if node.checkpoints:
+                num_tokens = max(len(each.tail) for each in node.checkpoints)
+                best = _longest(node.checkpoints, self._tokens_behind(node, child, num_tokens))
         return best
 
     def ways_on(self, checkpoint: Checkpoint) -> Iterator[Node | Checkpoint]:
@@ -77,7 +78,7 @@ class CheckpointTree:
             if len(other.tail) > len(tail) and other.tail[: len(tail)] == tail:
                 yield other
         for child in node.children.values():
-            if not tail or self._tokens_behind(node, child)[: len(tail)] == tail:
+            if not tail or self._tokens_behind(node, child, len(tail)) == tail:
                 yield child
 
     def is_passed(self, checkpoint: Checkpoint) -> bool:
@@ -147,10 +148,10 @@ class CheckpointTree:
         self._nodes[path.hashes[num_units - 1]] = node
         return node
 
-    def _tokens_behind(self, node: Node, child: Node) -> tuple[int, ...]:
-        """Return the first match unit's tokens on the way from a node to one of its children."""
-        size = self.match_unit_tokens
-        return tuple(child.path.token_ids[node.num_units * size : (node.num_units + 1) * size])
+    def _tokens_behind(self, node: Node, child: Node, num_tokens: int) -> tuple[int, ...]:
+        """Return the first tokens, fewer than a match unit's, on the way from a node to one of its children."""
+        start = node.num_units * self.match_unit_tokens
+        return tuple(child.path.token_ids[start : start + num_tokens]) if num_tokens else ()
 
 
 def _longest(

@@ -12,6 +12,7 @@ from rich.console import Console
 from hybrid_engine import tiny_hybrid
 from hybrid_engine.config import speculation
 from hybrid_engine.errors import ConfigError
+from hybrid_engine.options import Dtype, Quantization
 from hybrid_engine.server.settings import AUTO, ServerSettings, read_api_keys
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         ] = None,
         api_key_file: Annotated[Path | None, typer.Option(help="A file with such keys, one a line.")] = None,
         share_cache: Annotated[bool, typer.Option(help="Let clients with different keys share prefixes.")] = False,
-        dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkpoint's own.")] = "auto",
+        dtype: Dtype = "auto",
+        quantization: Quantization = None,
         max_model_len: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")] = None,
         max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 64,
         max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in one step.")] = 2048,
@@ -165,6 +167,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         engine = AsyncEngine.load(
             resolve(model),
             dtype=dtype,
+            quantization=quantization,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

@@ -1,7 +1,7 @@
 // Products of a few rows with tiles of outputs, held in registers.
 //
-// A *line* is what one load brings: LANES outputs, each with DEPTH consecutive inputs (1 float, or 2 bf16 that share
-// 32 bits). Weights of linear layers, keys and values are all laid out in lines: [inputs / DEPTH][outputs][DEPTH].
+// A *line* is what one load brings: LANES outputs, each with DEPTH consecutive inputs (1 float, or what shares 32 bits:
+// 2 bf16, 4 int8). Weights of linear layers, keys and values are all laid out in lines: [inputs / DEPTH][outputs][DEPTH].
 // Each output is summed over its inputs in order, whatever rows and outputs are beside it: results don't depend on
 // how the work was cut.
 #pragma once
@@ -19,6 +19,7 @@ struct Line;
 template <>
 struct Line<float> {
     static constexpr int DEPTH = 1;
+    typedef vf Sum;
     typedef vf Weights;
     typedef vf Input;
     METHOD static Weights weights(const float* p) { return load(p); }
@@ -30,6 +31,7 @@ struct Line<float> {
 template <>
 struct Line<bf16> {
     static constexpr int DEPTH = 2;
+    typedef vf Sum;
     typedef __m512bh Weights;
     typedef __m512bh Input;
     METHOD static Weights weights(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -44,6 +46,7 @@ struct Line<bf16> {
 template <>
 struct Line<bf16> {
     static constexpr int DEPTH = 2;
+    typedef vf Sum;
     struct Weights {
         vf first, second;
     };
@@ -76,13 +79,13 @@ struct Product {
 // half the speed.
 template <int M, int N, class T>
 __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
-                                          int64_t steps, float* sums) {
+                                          int64_t steps, typename Line<T>::Sum* sums) {
     typedef Line<T> L;
-    vf total[M][N];
+    typename L::Sum total[M][N];
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) total[m][n] = load(sums + (m * N + n) * LANES);
+        for (int n = 0; n < N; n++) total[m][n] = sums[m * N + n];
     for (int64_t i = 0; i < steps; i++) {
         typename L::Weights w[N];
 #pragma GCC unroll 8
@@ -98,19 +101,19 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) store(sums + (m * N + n) * LANES, total[m][n]);
+        for (int n = 0; n < N; n++) sums[m * N + n] = total[m][n];
 }
 
 // M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.
 template <int M, int N, class T, class Sink>
 INLINE void multiply_tile(const Product<T>& p, int64_t row, int64_t tile, Sink& sink) {
-    alignas(64) float sums[M * N * LANES];
+    typename Line<T>::Sum sums[M * N];
     for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) store(sums + (m * N + n) * LANES, sink.start(row + m, tile + n));
+        for (int n = 0; n < N; n++) sums[m * N + n] = sink.start(row + m, tile + n);
     accumulate<M, N>(p.x + row * p.row_stride, p.row_stride, p.lines + tile * LANES * Line<T>::DEPTH, p.line_stride,
                      p.steps, sums);
     for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, load(sums + (m * N + n) * LANES));
+        for (int n = 0; n < N; n++) sink.finish(row + m, tile + n, sums[m * N + n]);
 }
 
 template <int M, class T, class Sink>

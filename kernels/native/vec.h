@@ -33,6 +33,11 @@ INLINE vf load(const bf16* p) {
     memcpy(&half, p, sizeof half);
     return (vf)(__builtin_convertvector(half, vu) << 16);
 }
+INLINE vi load(const int32_t* p) {
+    vi x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
 INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
 INLINE void store(bf16* p, vf x) {
 #if defined(__AVX512BF16__)

@@ -195,7 +195,7 @@ class KimiDeltaNet(SplitDeltaNet):
         net = self.delta_net
         rank = net.key_size
         self.column_sizes = [net.num_conv_channels, net.num_heads, rank, rank]
-        self.step_proj = FusedLinear(rank, {f"{name}.f_b_proj": net.num_heads * net.key_size})
+        self.step_proj = FusedLinear(rank, {f"{name}.f_b_proj": net.num_heads * net.key_size}, is_precious=True)
         self.gate_proj = FusedLinear(rank, {f"{name}.g_b_proj": net.value_columns})
         self.decays = Decays(name, net, A_shape=(1, 1, net.num_heads, 1))
 

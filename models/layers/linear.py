@@ -25,12 +25,15 @@ class FusedLinear(WeightModule):
         *,
         has_bias: bool = False,
         changes: Mapping[str, Change] | None = None,
+        is_precious: bool = False,
     ) -> None:
         """num_outputs: columns of each projection by its name in the checkpoint, in the order of the output.
 
         changes: what is done to the rows of weight and bias of a projection, by its name.
+        is_precious: never quantised, being small, and deciding much: which expert computes, how fast a state decays.
         """
         super().__init__()
+        self.is_precious = is_precious
         self.num_inputs = num_inputs
         self.num_outputs = sum(num_outputs.values())
         self.bias_N = None
@@ -43,7 +46,7 @@ class FusedLinear(WeightModule):
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack the weight, keep the bias."""
         if weight.attribute == "packed":
-            self.packed = PackedLinear.pack(tensor)
+            self.packed = PackedLinear.pack(tensor, None if self.is_precious else self.quantization)
         else:
             self.bias_N = tensor
 
@@ -57,15 +60,21 @@ class Embedding(WeightModule):
 
     packed: PackedLinear
 
-    def __init__(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None = None) -> None:
-        """scale: what the looked-up vectors are multiplied with, rounded to their dtype before."""
+    def __init__(
+        self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None = None, is_head: bool = False
+    ) -> None:
+        """scale: what the looked-up vectors are multiplied with, rounded to their dtype before.
+
+        is_head: whether it scores hidden states; a table that doesn't is never quantised, for few rows of it are read.
+        """
         super().__init__()
+        self.is_head = is_head
         self.scale = scale
         self.weights = (Weight("packed", (Part(f"{name}.weight", (vocab_size, hidden_size)),)),)
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack the table."""
-        self.packed = PackedLinear.pack(tensor)
+        self.packed = PackedLinear.pack(tensor, self.quantization if self.is_head else None)
         if self.scale is not None:  # Gemma was trained with the factor in its own dtype
             self.scale = torch.tensor(self.scale).to(tensor.dtype).item()
 

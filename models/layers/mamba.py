@@ -81,8 +81,8 @@ class MambaMixer(nn.Module):
         width, has_bias = config.hidden_size, self.mamba.has_bias
         self.in_proj = FusedLinear(width, {f"{name}.in_proj": 2 * inner}, has_bias=has_bias)
         self.conv = Conv(f"{name}.conv1d", self.mamba)
-        self.x_proj = FusedLinear(inner, {f"{name}.x_proj": rank + 2 * state})
-        self.dt_proj = FusedLinear(rank, {f"{name}.dt_proj": inner})
+        self.x_proj = FusedLinear(inner, {f"{name}.x_proj": rank + 2 * state}, is_precious=True)
+        self.dt_proj = FusedLinear(rank, {f"{name}.dt_proj": inner}, is_precious=True)
         self.dynamics = Dynamics(name, decay_shape=(inner, state), dt_bias="dt_proj.bias")
         self.out_proj = FusedLinear(inner, {f"{name}.out_proj": width}, has_bias=has_bias)
         sizes = {"dt": rank, "b": state, "c": state} if self.mamba.has_inner_norms else {}

@@ -118,7 +118,7 @@ class Experts(WeightModule):
             super().take_weight(weight, tensor)
             return
         matrices_XNK = tensor.view(self.shapes[weight.attribute])
-        self.packed[weight.attribute] = [PackedLinear.pack(matrix_NK) for matrix_NK in matrices_XNK]
+        self.packed[weight.attribute] = [PackedLinear.pack(matrix_NK, self.quantization) for matrix_NK in matrices_XNK]
 
     def forward(self, x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor) -> Tensor:
         """[T, E], C experts a token. A token's result doesn't depend on what else is in the batch."""

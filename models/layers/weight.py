@@ -11,6 +11,8 @@ class WeightModule(nn.Module):
     """A module that gets its weights once, whole, from a loader."""
 
     weights: tuple[Weight, ...]
+    quantization: str | None = None
+    """How linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in the dtype they are taken in."""
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Keep a weight; the tensor is the module's from now on."""

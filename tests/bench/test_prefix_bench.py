@@ -93,13 +93,16 @@ def test_the_future_is_where_calls_were_hit_and_moves_on_as_they_come():
     future = Future()
     run([text("a", 1), text("a", 1, 2), text("b", 1, 3)], recorded=future)
     (key,) = {future.key_of("a", 1), future.key_of("b", 0)}
-    assert future.num_calls_until(key) == 2
+    assert [call for _, call in future.uses_of(key)] == [("a", 1), ("b", 0)]
+    first, second = future.uses_of(key)
+    assert (future.num_calls_until(first), future.num_calls_until(second)) == (2, 3)
     future.pass_call(("a", 0))
-    assert future.num_calls_until(key) == 1
     future.pass_call(("a", 1))
-    assert future.num_calls_until(key) == 1
+    assert future.has_passed(first)
+    assert future.num_calls_until(second) == 1
+    assert list(future.uses_of(key)) == [second]
     future.pass_call(("b", 0))
-    assert future.num_calls_until(key) == float("inf")
+    assert list(future.uses_of(key)) == []
 
 
 def test_who_knows_the_future_keeps_what_comes_again():

@@ -14,10 +14,11 @@ class Layer(nn.Module):
 
     __module__ = "hybrid_engine.models.test"
 
-    def __init__(self, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.packed = PackedLinear.pack(torch.randn(8, 6, generator=generator).to(dtype))
+        self.packed = PackedLinear.pack(torch.randn(8, 6, generator=generator).to(dtype), quantization)
+        self.quantization = quantization
         self.norms = [torch.ones(5), torch.zeros(5)]
         self.bias = nn.Parameter(torch.ones(3))
 
@@ -62,12 +63,19 @@ def test_rows_that_changed_places_change_the_digest():
         facts(Layer(), None, FullAttentionSpec(1, 8, 2), FullAttentionSpec(1, 8, 2)),
         facts(Layer(), unit=8),
         facts(Layer(dtype=torch.bfloat16)),
+        facts(Layer(quantization="int8")),
     ],
-    ids=["config", "dtype", "kind", "window", "layers", "unit", "weights' dtype"],
+    ids=["config", "dtype", "kind", "window", "layers", "unit", "weights' dtype", "weights' bits"],
 )
 def test_whatever_decides_what_a_byte_means_is_among_the_facts(other):
     assert other != facts(Layer())
     assert facts(Layer()) == facts(Layer())
+
+
+def test_equal_weights_whose_inputs_are_rounded_in_another_way_have_other_facts():
+    words, eight_bits = Layer(quantization="int8"), Layer(quantization="w8a8")
+    assert weights_digest(words) == weights_digest(eight_bits)
+    assert facts(words) != facts(eight_bits)
 
 
 def test_a_model_without_tensors_is_an_error_of_ours():

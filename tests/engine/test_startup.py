@@ -36,6 +36,8 @@ def test_settings_go_to_the_part_they_belong_to():
         ({"block_sise": 16}, "'block_sise' is no setting; did you mean 'block_size'"),
         ({"wings": 2}, "'wings' is no setting; there are tokenizer, dtype"),
         ({"dtype": "float16"}, "dtype is 'float16', must be 'auto'"),
+        ({"quantization": "int3"}, "quantization is 'int3', must be one of"),
+        ({"quantization": "int8", "device": "cuda:1"}, "which is for device 'cpu', the device is 'cuda'"),
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"block_size": 0}, "block_size is 0"),

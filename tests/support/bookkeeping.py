@@ -10,6 +10,7 @@ from device_slots import DeviceSlots
 from hybrid_engine.config import CacheConfig, SchedulerConfig
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.groups.base import GroupManager
+from hybrid_engine.groups.eviction import EvictionPolicy
 from hybrid_engine.groups.layout import share_memory
 from hybrid_engine.groups.spec import (
     ChunkedLocalSpec,
@@ -43,14 +44,22 @@ def state(size: int = 8) -> MambaSpec:
 
 
 def make_coordinator(
-    specs: Sequence[LayerSpec], num_blocks: int | Sequence[int] = 0, *, memory_bytes: int | None = None, **config
+    specs: Sequence[LayerSpec],
+    num_blocks: int | Sequence[int] = 0,
+    *,
+    memory_bytes: int | None = None,
+    eviction: EvictionPolicy | None = None,
+    **config,
 ) -> Coordinator:
-    """num_blocks: of each group, which keeps its own; memory_bytes: what all groups share instead."""
+    """num_blocks: of each group, which keeps its own; memory_bytes: what all groups share instead.
+
+    eviction: instead of the policy that the config names.
+    """
     groups = group_layers(dict(enumerate(specs)))
     if memory_bytes is not None:
-        return Coordinator(groups, share_memory(groups, memory_bytes), config=CacheConfig(**config))
+        return Coordinator(groups, share_memory(groups, memory_bytes), config=CacheConfig(**config), policy=eviction)
     counts = [num_blocks] * len(groups) if isinstance(num_blocks, int) else num_blocks
-    return Coordinator(groups, counts, config=CacheConfig(**config))
+    return Coordinator(groups, counts, config=CacheConfig(**config), policy=eviction)
 
 
 def make_request(
@@ -267,6 +276,7 @@ class Bench:
         num_blocks: int | Sequence[int] = 0,
         *,
         memory_bytes: int | None = None,
+        eviction: EvictionPolicy | None = None,
         connector=None,
         drafter=None,
         rng: random.Random | None = None,
@@ -278,9 +288,10 @@ class Bench:
             "checkpoint_interval",
             "block_size",
             "eviction_policy",
+            "hash_key",
         )
         cache = {key: config.pop(key) for key in cache_keys if key in config}
-        self.coordinator = make_coordinator(specs, num_blocks, memory_bytes=memory_bytes, **cache)
+        self.coordinator = make_coordinator(specs, num_blocks, memory_bytes=memory_bytes, eviction=eviction, **cache)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator, connector=connector, drafter=drafter)
         self.device = FakeDevice(self.coordinator)
         self.connector = connector

@@ -1,0 +1,31 @@
+// Linear layers of bfloat16 or float.
+#pragma once
+#include "layout.h"
+
+template <class Out>
+struct Sink {
+    Out* out;  // at the first output of the panel
+    int64_t row_stride;
+    const float* bias;  // likewise, or null
+    int64_t num_outputs;  // that exist in the panel
+
+    METHOD int width(int64_t tile) const { return (int)std::min<int64_t>(LANES, num_outputs - tile * LANES); }
+    METHOD vf start(int64_t, int64_t tile) {
+        return bias ? load_first(bias + tile * LANES, width(tile)) : vf{};
+    }
+    METHOD void finish(int64_t row, int64_t tile, vf total) {
+        store_first(out + row * row_stride + tile * LANES, total, width(tile));
+    }
+};
+
+template <class T, class Out>
+void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,
+            Layout<T> layout, int num_threads) {
+    each_panel(layout, num_rows, num_threads, [&](int64_t panel, int64_t row, int64_t rows) {
+        Product<T> product{x + row * x_stride, x_stride, packed + layout.start_of(panel), layout.stride_of(panel),
+                           layout.steps()};
+        Sink<Out> sink{out + row * layout.num_outputs + panel * PANEL, layout.num_outputs,
+                       bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
+        multiply(product, rows, layout.tiles_of(panel), sink);
+    });
+}

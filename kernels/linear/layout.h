@@ -1,0 +1,69 @@
+// Where the elements of a packed weight lie.
+//
+// Panels of up to PANEL outputs, one after the other. A panel of n tiles is [inputs / DEPTH][n * LANES][DEPTH], so that a
+// thread reads one stream from memory. Inputs are padded to a multiple of DEPTH and outputs to one of LANES, with zeros.
+#pragma once
+#include <algorithm>
+#include <omp.h>
+
+#include "tile.h"
+
+constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
+
+template <class T>
+struct Layout {
+    static constexpr int DEPTH = Line<T>::DEPTH;
+    int64_t num_outputs, num_inputs;
+    int64_t steps() const { return (num_inputs + DEPTH - 1) / DEPTH; }
+    int64_t tiles() const { return (num_outputs + LANES - 1) / LANES; }
+    int64_t panels() const { return (tiles() + PANEL_TILES - 1) / PANEL_TILES; }
+    int64_t tiles_of(int64_t panel) const { return std::min(PANEL_TILES, tiles() - panel * PANEL_TILES); }
+    int64_t outputs_of(int64_t panel) const { return std::min(PANEL, num_outputs - panel * PANEL); }
+    int64_t start_of(int64_t panel) const { return panel * PANEL * steps() * DEPTH; }
+    // Elements from one step of a panel to the next.
+    int64_t stride_of(int64_t panel) const { return tiles_of(panel) * LANES * DEPTH; }
+};
+
+// weight [num_outputs, num_inputs], rows weight_stride elements apart.
+template <class T>
+void pack_panels(const T* weight, int64_t weight_stride, T* packed, Layout<T> layout, int num_threads) {
+    constexpr int64_t D = Line<T>::DEPTH;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t panel = 0; panel < layout.panels(); panel++) {
+        int64_t stride = layout.stride_of(panel);
+        T* to = packed + layout.start_of(panel);
+        memset((void*)to, 0, stride * layout.steps() * sizeof(T));
+        for (int64_t i = 0; i < layout.outputs_of(panel); i++) {
+            const T* from = weight + (panel * PANEL + i) * weight_stride;
+            for (int64_t k = 0; k < layout.num_inputs; k++) to[k / D * stride + i * D + k % D] = from[k];
+        }
+    }
+}
+
+// Calls take(i, k, element) for the elements of rows ids[i].
+template <class T, class Take>
+void each_of_rows(const T* packed, const int64_t* ids, int64_t num_ids, Layout<T> layout, int num_threads, Take take) {
+    constexpr int64_t D = Line<T>::DEPTH;
+#pragma omp parallel for num_threads(num_threads) if (num_ids > 16)
+    for (int64_t i = 0; i < num_ids; i++) {
+        int64_t panel = ids[i] / PANEL, stride = layout.stride_of(panel);
+        const T* from = packed + layout.start_of(panel) + ids[i] % PANEL * D;
+        for (int64_t k = 0; k < layout.num_inputs; k++) take(i, k, from[k / D * stride + k % D]);
+    }
+}
+
+// Calls body(panel, row, rows) until every panel has met every row.
+template <class T, class Body>
+void each_panel(const Layout<T>& layout, int64_t num_rows, int num_threads, Body body) {
+    // Rows are cut too where panels alone can't keep the threads busy.
+    int64_t panels = layout.panels();
+    int64_t row_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
+    int64_t tasks = panels * row_blocks;
+    int64_t chunk = std::max<int64_t>(1, tasks / (8 * num_threads));
+#pragma omp parallel for schedule(dynamic, chunk) num_threads(num_threads)
+    for (int64_t task = 0; task < tasks; task++) {
+        int64_t panel = task / row_blocks, block = task % row_blocks;
+        int64_t row = num_rows * block / row_blocks;
+        body(panel, row, num_rows * (block + 1) / row_blocks - row);
+    }
+}
