@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
@@ -25,6 +25,7 @@ from hybrid_engine.startup import EnginePlan, EngineSettings, make_config, start
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+OnNews = Callable[[list[RequestOutput]], Awaitable[None] | None]
 
 
 class AnswerStream(AsyncIterator[RequestOutput]):
@@ -36,17 +37,42 @@ class AnswerStream(AsyncIterator[RequestOutput]):
         self._abort = abort
         self._deltas: deque[RequestOutput] = deque()
         self._error: Exception | None = None
-        self._has_news = asyncio.Event()
+        self._reader: asyncio.Future[Awaitable[None] | None] | None = None
+        """What waits for news; its result is what must be waited for before more is taken."""
+        self._on_news: OnNews | None = None
+        """What takes news as soon as they come."""
 
     async def __anext__(self) -> RequestOutput:
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if not self._unfinished:
-                raise StopAsyncIteration
-            self._has_news.clear()
-            await self._has_news.wait()
+        await self._wait()
+        if not self._deltas:
+            raise StopAsyncIteration
         return self._deltas.popleft()
+
+    async def read(self) -> list[RequestOutput]:
+        """Wait for what is new and return all of it, several steps' where the reader is behind; nothing: it is over."""
+        if not self._deltas:
+            await self._wait()
+        return self._take()
+
+    async def watch(self, on_news: OnNews) -> None:
+        """Have a function called with all that is new as soon as it comes, until it is over.
+
+        That saves the turn of the loop in which a reader would wake up. The function may return what must be waited for
+        before it takes more: what comes meanwhile it then gets at once.
+        """
+        while True:
+            while self._deltas:
+                if (blocked := on_news(self._take())) is not None:
+                    await blocked
+            if self._is_over():
+                return
+            self._on_news = on_news
+            try:
+                blocked = await self._news()
+            finally:
+                self._on_news = None
+            if blocked is not None:
+                await blocked
 
     async def collect(self) -> list[RequestOutput]:
         """Wait for the end and return each prompt's whole output, in the order in which they first had news."""
@@ -55,20 +81,40 @@ class AnswerStream(AsyncIterator[RequestOutput]):
             collectors.setdefault(delta.request_id, OutputCollector()).add(delta)
         return [collector.output() for collector in collectors.values()]
 
-    def take_ready(self) -> list[RequestOutput]:
-        """Return what has come and was not read yet, without waiting: a reader that is behind catches up at once."""
-        ready = list(self._deltas)
-        self._deltas.clear()
-        return ready
-
     def close(self, error: Exception | None = None) -> None:
         """End what still runs; what was not read yet is dropped. A reader that waits gets the error, or the end."""
         self._deltas.clear()
         unfinished, self._unfinished = self._unfinished, set()
         self._error = error
-        self._has_news.set()
+        self._wake()
         if unfinished:
             self._abort(sorted(unfinished))
+
+    async def _wait(self) -> None:
+        """Return when there is something to read, or nothing comes any more."""
+        while not self._deltas and not self._is_over():
+            await self._news()
+
+    def _is_over(self) -> bool:
+        """Return whether nothing comes any more; raises why, where it did not end by itself."""
+        if self._error is not None:
+            raise self._error
+        return not self._unfinished
+
+    async def _news(self) -> Awaitable[None] | None:
+        # A bare future: an Event costs a stream more than all that is done with the token.
+        assert self._reader is None or self._reader.done(), "a stream has one reader"
+        self._reader = asyncio.get_running_loop().create_future()
+        return await self._reader
+
+    def _take(self) -> list[RequestOutput]:
+        ready = list(self._deltas)
+        self._deltas.clear()
+        return ready
+
+    def _wake(self, blocked: Awaitable[None] | None = None) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(blocked)
 
     def _add(self, delta: RequestOutput) -> None:
         if delta.request_id not in self._unfinished:
@@ -76,7 +122,25 @@ class AnswerStream(AsyncIterator[RequestOutput]):
         if delta.finished:
             self._unfinished.discard(delta.request_id)
         self._deltas.append(delta)
-        self._has_news.set()
+
+    def _tell(self) -> None:
+        """Have who waits or watches learn what was added. An error is the watcher's: others have news too."""
+        if self._on_news is None:
+            self._wake()
+            return
+        if not self._deltas:
+            return
+        try:
+            blocked = self._on_news(self._take())
+        except Exception as error:
+            self._on_news = None
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_exception(error)
+            return
+        if blocked is not None:
+            self._on_news = None
+        if blocked is not None or not self._unfinished:
+            self._wake(blocked)
 
 
 class AsyncEngine:
@@ -234,13 +298,17 @@ class AsyncEngine:
     # In the loop again
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        told: dict[AnswerStream, None] = {}
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
             stream._add(output)
+            told[stream] = None
             if output.finished:
                 del self._streams[output.request_id]
+        for stream in told:
+            stream._tell()
 
     def _die(self) -> None:
         assert self._failure is not None

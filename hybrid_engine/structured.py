@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 DEFAULT_WHITESPACE = r"[ \t\n\r]{0,32}"
 MAX_COMPILED = 128
 """Grammars kept ready for the next request that asks for the same."""
+MAX_EXPRESSIONS = 200_000
+"""Of one grammar, as llguidance counts them before the first token: some sixty tools with schemas of their own, or the
+regex `a{50000}`. What a token may cost grows with it: that regex, the worst known, takes 10 ms for each."""
+
+TOO_LARGE = ("too many expressions constructed", "grammar) too big")
+"""What llguidance says of a grammar that has more."""
 
 
 class GrammarState:
@@ -151,9 +157,10 @@ class Grammars:
 
     def _compile(self, params: StructuredOutputsParams) -> LLMatcher:
         vocabulary = self._prepared()
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(vocabulary, _as_llguidance(params), log_level=0, limits=self._limits)
+        limits = self._limits or LLParserLimits(initial_lexer_fuel=MAX_EXPRESSIONS)
+        matcher = LLMatcher(vocabulary, _as_llguidance(params), log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(params, matcher.get_error())
         # Twice: what is forced is worked out far ahead, and a grammar too large for that fails from then on.
@@ -235,5 +242,7 @@ def _as_llguidance(params: StructuredOutputsParams) -> str:
 
 
 def _refused(params: StructuredOutputsParams, why: str) -> SamplingParamsError:
-    name = params.constraint
-    return SamplingParamsError(f"structured_outputs.{name} is {getattr(params, name)!r:.200}, refused: {why.strip()}")
+    name, why = params.constraint, why.strip()
+    if any(sign in why for sign in TOO_LARGE):
+        why = f"it is too large ({why}): let it repeat less, or list less"
+    return SamplingParamsError(f"structured_outputs.{name} is {getattr(params, name)!r:.200}, refused: {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
@@ -12,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hybrid_engine import LLM, SamplingParams, tiny_hybrid
 from hybrid_engine.bench.report import Figure, Report
-from hybrid_engine.bench.serving.client import COMPLETIONS, Ask
-from hybrid_engine.bench.serving.drive import Drive, DriveSettings, connect, drive
+from hybrid_engine.bench.serving.client import COMPLETIONS
+from hybrid_engine.bench.serving.light import LightAnswer, ask_at_once
 from hybrid_engine.errors import ConfigError
 
 CONCURRENCY = 16
@@ -32,35 +32,58 @@ def run(*, model: str | Path = tiny_hybrid.NAME, num_rounds: int = 5) -> Iterato
     """Measure in turns; the ratio is taken of each round, so that a busy moment of the machine touches both."""
     llm = LLM(model, cache_memory_bytes=MEMORY, dtype="float32")
     direct: list[Round] = []
-    served: list[Round] = []
+    streamed: list[Round] = []
+    whole: list[Round] = []
     with _server(str(model)) as (url, process_id):
-        _through_server(url, process_id, 0)
-        _direct(llm, 0)
+        ways = (
+            (direct, lambda number: _direct(llm, number)),
+            (streamed, lambda number: _through_server(url, process_id, number, stream=True)),
+            (whole, lambda number: _through_server(url, process_id, number, stream=False)),
+        )
+        for _, measure in ways:
+            measure(0)
         for number in range(1, num_rounds + 1):
-            # Each goes first in every other round, so that a busy moment of the machine favours neither.
-            if number % 2:
-                direct.append(_direct(llm, number))
-            served.append(_through_server(url, process_id, number))
-            if number % 2 == 0:
-                direct.append(_direct(llm, number))
+            # The last comes first in every other round, so that a busy moment of the machine favours none.
+            for rounds, measure in ways if number % 2 else reversed(ways):
+                rounds.append(measure(number))
     yield Report(
         f"A server beside the Python API, {CONCURRENCY} streams of {NUM_TOKENS} tokens at once",
         (
             Figure("LLM.generate", "tokens/s", tuple(each.speed for each in direct)),
-            Figure("over HTTP, streamed", "tokens/s", tuple(each.speed for each in served)),
-            _ratio("HTTP by LLM.generate, tokens/s", [each.speed for each in served], [each.speed for each in direct]),
-            Figure("processor time of LLM.generate", "us a token", tuple(each.processor_us for each in direct)),
-            Figure("processor time of the server", "us a token", tuple(each.processor_us for each in served)),
+            Figure("over HTTP, streamed", "tokens/s", tuple(each.speed for each in streamed)),
+            Figure("over HTTP, not streamed", "tokens/s", tuple(each.speed for each in whole)),
             _ratio(
-                "HTTP by LLM.generate, tokens per processor second",
-                [each.processor_us for each in direct],
-                [each.processor_us for each in served],
+                "streamed by LLM.generate, tokens/s",
+                [each.speed for each in streamed],
+                [each.speed for each in direct],
+                at_least=0.9,
             ),
-            Figure("mean time to the first token over HTTP", "ms", tuple(each.ttft_ms for each in served)),
+            _ratio(
+                "not streamed by LLM.generate, tokens/s",
+                [each.speed for each in whole],
+                [each.speed for each in direct],
+            ),
+            Figure("processor time of LLM.generate", "us a token", tuple(each.processor_us for each in direct)),
+            Figure(
+                "processor time of the server, streamed", "us a token", tuple(each.processor_us for each in streamed)
+            ),
+            Figure("of it, its event loop", "us a token", tuple(each.loop_us for each in streamed)),
+            Figure(
+                "processor time of the server, not streamed", "us a token", tuple(each.processor_us for each in whole)
+            ),
+            _ratio(
+                "streamed by LLM.generate, tokens per processor second",
+                [each.processor_us for each in direct],
+                [each.processor_us for each in streamed],
+                at_least=0.9,
+            ),
+            Figure("processor time of the client, streamed", "us a token", tuple(each.client_us for each in streamed)),
+            Figure("mean time to the first token, streamed", "ms", tuple(each.ttft_ms for each in streamed)),
         ),
         (
             f"{Path(model).name}, float32; each round has prompts of its own, {NUM_WAVES * CONCURRENCY} of them",
-            "the client runs on the same machine, in a process of its own; its processor time is in the tokens/s only",
+            "the client runs on the same machine, in a process of its own, and reads without parsing: its processor "
+            "time is in the tokens/s only",
         ),
     )
 
@@ -73,11 +96,14 @@ class Round:
     """Tokens a second."""
     processor_us: float
     """Processor time of the process that computes, for each token."""
+    loop_us: float = 0.0
+    """Of it, that of the process's first thread: over HTTP the one that has the event loop."""
+    client_us: float = 0.0
     ttft_ms: float = 0.0
 
 
-def _ratio(name: str, over: Sequence[float], under: Sequence[float]) -> Figure:
-    return Figure(name, "times", tuple(a / b for a, b in zip(over, under, strict=True)), at_least=0.9)
+def _ratio(name: str, over: Sequence[float], under: Sequence[float], *, at_least: float | None = None) -> Figure:
+    return Figure(name, "times", tuple(a / b for a, b in zip(over, under, strict=True)), at_least=at_least)
 
 
 def _prompts(number: int) -> list[str]:
@@ -94,24 +120,25 @@ def _direct(llm: LLM, number: int) -> Round:
     return Round(num_tokens / (time.perf_counter() - start), (time.process_time() - processor) / num_tokens * 1e6)
 
 
-def _through_server(url: str, process_id: int, number: int) -> Round:
-    body = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-    sessions = [[Ask(COMPLETIONS, {"prompt": prompt} | body)] for prompt in _prompts(number)]
-
-    async def measure() -> Drive:
-        async with connect(url, model=None, api_key=None, timeout_seconds=600) as server:
-            return await drive(server, sessions, DriveSettings(concurrency=CONCURRENCY))
-
-    before = _processor_seconds(process_id)
-    done = asyncio.run(measure())
-    for answer in done.answers:
-        if answer.error is not None:
-            raise ConfigError(f"the server didn't answer: {answer.error}")
-    num_tokens = sum(answer.num_answer_tokens for answer in done.answers)
+def _through_server(url: str, process_id: int, number: int, *, stream: bool) -> Round:
+    body: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, "stream": stream}
+    if stream:
+        body |= {"stream_options": {"include_usage": True}}
+    bodies = [body | {"prompt": prompt} for prompt in _prompts(number)]
+    answers: list[LightAnswer] = []
+    before, loop_before, client_before = *_processor_seconds(process_id), time.process_time()
+    start = time.perf_counter()
+    for first in range(0, len(bodies), CONCURRENCY):
+        answers += ask_at_once(url, COMPLETIONS, bodies[first : first + CONCURRENCY])
+    seconds, client = time.perf_counter() - start, time.process_time() - client_before
+    after, loop_after = _processor_seconds(process_id)
+    num_tokens = sum(answer.num_tokens() for answer in answers)
     return Round(
-        num_tokens / done.seconds,
-        (_processor_seconds(process_id) - before) / num_tokens * 1e6,
-        sum(answer.ttft for answer in done.answers) / len(done.answers) * 1000,
+        num_tokens / seconds,
+        (after - before) / num_tokens * 1e6,
+        (loop_after - loop_before) / num_tokens * 1e6,
+        client / num_tokens * 1e6,
+        sum(answer.ttft for answer in answers) / len(answers) * 1000 if stream else 0.0,
     )
 
 
@@ -135,7 +162,11 @@ def _server(model: str) -> Iterator[tuple[str, int]]:
         process.wait(START_SECONDS)
 
 
-def _processor_seconds(process_id: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+def _processor_seconds(process_id: int) -> tuple[float, float]:
+    """Return the processor time that a process has used, and that of its first thread."""
+    return _ticks(Path(f"/proc/{process_id}/stat")), _ticks(Path(f"/proc/{process_id}/task/{process_id}/stat"))
+
+
+def _ticks(stat: Path) -> float:
+    fields = stat.read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -36,7 +37,9 @@ def add(app: FastAPI, service: Service, chat: Chat) -> None:
                 "num_answers_in_flight": service.num_in_flight,
                 "tiers": None if tiers is None else asdict(tiers),
                 "pins": pins.list(tenant_of(request)),
-                "top_prefixes": service.prefixes.top(NUM_TOP_PREFIXES),
+                "top_prefixes": service.prefixes.top(
+                    NUM_TOP_PREFIXES, may_see=partial(service.is_own_salt, tenant_of(request))
+                ),
             }
         )
 

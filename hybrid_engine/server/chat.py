@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +19,7 @@ from hybrid_engine.sampling_params import StructuredOutputsParams
 from hybrid_engine.server.api_errors import ApiError, JsonResponse
 from hybrid_engine.server.chat_writer import ChatWriter
 from hybrid_engine.server.conversations import ConversationLog, log_divergence, names_of
-from hybrid_engine.server.events import EventStream, event, while_connected
+from hybrid_engine.server.events import EventStream, while_connected
 from hybrid_engine.server.messages import as_template_messages
 from hybrid_engine.server.parsing.base import Parser
 from hybrid_engine.server.parsing.families import Family
@@ -36,15 +37,29 @@ class OpenChat:
     """A conversation whose answer is on its way."""
 
     answering: Answering
-    deltas: AsyncIterator[list[RequestOutput]]
-    """What is new, several at once where the reader is behind."""
     writer: ChatWriter
+    remember: Callable[[Sequence[int]], None]
+    """Is told the first answer's tokens when all have been read."""
 
     async def collect(self) -> None:
         """Read all of it into the writer."""
-        async for ready in self.deltas:
+        while ready := await self.answering.read():
             for delta in ready:
                 self.writer.add(delta)
+        self.remember(self.writer.first_token_ids)
+
+    def begin(self) -> bytes:
+        """Return nothing: a stream begins with the first text."""
+        return b""
+
+    def write(self, ready: Sequence[RequestOutput]) -> bytes:
+        """Return what is new as events of a stream."""
+        return b"".join([self.writer.events(delta) for delta in ready])
+
+    def end(self) -> bytes:
+        """Return the last events."""
+        self.remember(self.writer.first_token_ids)
+        return self.writer.last_event()
 
 
 class Chat:
@@ -59,7 +74,7 @@ class Chat:
         """Answer a request for a chat completion, at once or as a stream."""
         opened = await self.open(body, tenant, f"chatcmpl-{uuid.uuid4().hex}")
         if body.stream:
-            return EventStream(opened.answering, _stream(opened.deltas, opened.writer))
+            return EventStream(opened.answering, opened)
         await while_connected(request.receive, opened.answering, opened.collect)
         return JsonResponse(opened.writer.whole())
 
@@ -90,7 +105,7 @@ class Chat:
         writer = ChatWriter(body, request_id, model, make_parser=make_parser)
         names = names_of(salt, body.messages, body.model_dump(include={"tools", "chat_template_kwargs"}))
         writer.usage.divergence = self._look_back(names, prompt)
-        return OpenChat(answering, self._watched(answering, names[-1], prompt), writer)
+        return OpenChat(answering, writer, partial(self._remember, names[-1], prompt))
 
     async def render(self, body: Any) -> dict[str, Any]:
         """Render the conversation of a body that has messages; see ChatTemplate."""
@@ -161,27 +176,9 @@ class Chat:
             self._service.metrics.note_diverged(found.where)
         return found
 
-    async def _watched(self, answering: Answering, name: bytes, prompt: Prompt) -> AsyncIterator[list[RequestOutput]]:
-        """Pass the deltas on, several at once where the reader is behind; remember the whole of the first answer."""
-        token_ids = [*prompt.prompt]
-        async for delta in answering:
-            ready = [delta, *answering.take_ready()]
-            for each in ready:
-                for output in each.outputs:
-                    if output.index == 0:
-                        token_ids += output.token_ids
-            yield ready
+    def _remember(self, name: bytes, prompt: Prompt, answer_ids: Sequence[int]) -> None:
         start = prompt.message_boundaries[-1] if prompt.message_boundaries else len(prompt.prompt)
-        self._conversations.remember(name, token_ids, answer_start=start)
-
-
-async def _stream(deltas: AsyncIterator[list[RequestOutput]], writer: ChatWriter) -> AsyncIterator[bytes]:
-    async for ready in deltas:
-        chunks = [event(chunk) for delta in ready for chunk in writer.chunks(delta)]
-        if chunks:
-            yield b"".join(chunks)
-    if writer.has_usage_chunk:
-        yield event(writer.last_chunk())
+        self._conversations.remember(name, [*prompt.prompt, *answer_ids], answer_start=start)
 
 
 def _check(body: ChatBody) -> None:

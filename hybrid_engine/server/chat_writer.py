@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_engine.outputs import CompletionOutput, RequestOutput
+from hybrid_engine.server.events import TextEvents, event
 from hybrid_engine.server.logprobs import chat_logprobs, prompt_logprobs
 from hybrid_engine.server.parsing.base import Event, Parser, Reasoning, Text, ToolCall
 from hybrid_engine.server.protocol import ChatBody
@@ -28,6 +29,8 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    texts: dict[type[Text | Reasoning], TextEvents] = field(default_factory=dict)
+    """Write what goes on and is text only."""
 
 
 class ChatWriter:
@@ -41,8 +44,10 @@ class ChatWriter:
         self._make_parser = make_parser
         self._head = {"id": completion_id, "created": int(time.time()), "model": model}
         options = body.stream_options
-        self.has_usage_chunk = options is not None and bool(options.include_usage)
+        self._has_usage_chunk = options is not None and bool(options.include_usage)
         self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
+        self._has_texts_only = not (self._has_continuous_usage or body.return_token_ids or body.logprobs)
+        """Whether nothing but the text tells one chunk from the next, until an answer ends or calls a tool."""
         self._choices: dict[int, Choice] = {}
         self._first: RequestOutput | None = None
 
@@ -63,26 +68,44 @@ class ChatWriter:
             | self._prompt_part(self._first)
         )
 
-    def chunks(self, delta: RequestOutput) -> list[dict[str, Any]]:
-        """Return what is new as chunks of a stream."""
+    def events(self, delta: RequestOutput) -> bytes:
+        """Return what is new as events of a stream."""
         self.usage.add(delta)
         prompt_part = self._prompt_part(delta) if self._first is None else {}
         self._first = self._first or delta
-        found = [choice for output in delta.outputs for choice in self._chunk_choices(output)]
-        chunks = [self._chunk([choice]) for choice in found]
-        if chunks:
-            chunks[0] |= prompt_part
-        return chunks
+        pieces = []
+        for output in delta.outputs:
+            choice, events = self.read(output)
+            texts = [each for each in events if not isinstance(each, ToolCall)]
+            goes_on = choice.has_begun and output.finish_reason is None
+            if self._has_texts_only and goes_on and len(texts) == len(events):
+                pieces += [self._text_event(choice, output.index, each) for each in texts]
+                continue
+            for written in self._chunk_choices(choice, output, events):
+                pieces.append(event(self._chunk([written]) | prompt_part))
+                prompt_part = {}
+        return b"".join(pieces)
 
-    def last_chunk(self) -> dict[str, Any]:
-        """Return the chunk that has the usage and no text."""
-        return self._chunk([]) | {"usage": self._usage()}
+    def last_event(self) -> bytes:
+        """Return the event that has the usage and no text, where it is wanted."""
+        return event(self._chunk([]) | {"usage": self._usage()}) if self._has_usage_chunk else b""
+
+    @property
+    def first_token_ids(self) -> list[int]:
+        """Those of the first answer so far."""
+        return self._choices[0].token_ids if 0 in self._choices else []
+
+    def _text_event(self, choice: Choice, index: int, text: Text | Reasoning) -> bytes:
+        kind = type(text)
+        if kind not in choice.texts:
+            choice.texts[kind] = TextEvents(self._chunk([_written(index, _delta(kind(TextEvents.MARK)))]))
+        return choice.texts[kind].event(text.text)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk = {"object": "chat.completion.chunk"} | self._head | {"choices": choices}
         if self._has_continuous_usage:
             chunk["usage"] = self._usage()
-        elif self.has_usage_chunk:
+        elif self._has_usage_chunk:
             chunk["usage"] = None
         return chunk
 
@@ -106,9 +129,9 @@ class ChatWriter:
         if output.finish_reason is not None:
             events += choice.parser.finish()
         kept: list[Event] = []
-        for event in events:
-            if self._keep(choice, event):
-                kept.append(event)
+        for found in events:
+            if self._keep(choice, found):
+                kept.append(found)
         if output.logprobs is not None:
             choice.logprobs += self._logprobs(output)["content"]
         choice.token_ids += output.token_ids
@@ -157,33 +180,38 @@ class ChatWriter:
             found["token_ids"] = choice.token_ids
         return found
 
-    def _chunk_choices(self, output: CompletionOutput) -> list[dict[str, Any]]:
-        choice, events = self.read(output)
+    def _chunk_choices(self, choice: Choice, output: CompletionOutput, events: Sequence[Event]) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []
         has_role, choice.has_begun = not choice.has_begun, True
         if has_role:
             deltas.append({"role": "assistant", "content": ""})
-        num_calls = len(choice.tool_calls) - sum(isinstance(event, ToolCall) for event in events)
-        for event in events:
-            if isinstance(event, ToolCall):
+        num_calls = len(choice.tool_calls) - sum(isinstance(each, ToolCall) for each in events)
+        for each in events:
+            if isinstance(each, ToolCall):
                 deltas.append({"tool_calls": [{"index": num_calls} | choice.tool_calls[num_calls]]})
                 num_calls += 1
             else:
-                deltas.append({"content" if isinstance(event, Text) else "reasoning_content": event.text})
+                deltas.append(_delta(each))
         extras: dict[str, Any] = {"logprobs": self._logprobs(output) if output.logprobs is not None else None}
         if self._body.return_token_ids:
             extras["token_ids"] = output.token_ids
         if output.finish_reason is not None or (not deltas and any(extras.values())):
             deltas.append({})
-        chunks: list[dict[str, Any]] = [
-            {"index": output.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas
-        ]
+        chunks = [_written(output.index, delta) for delta in deltas]
         if chunks:
             # What comes with tokens comes once, with the first chunk of them.
             chunks[1 if has_role and len(chunks) > 1 else 0] |= extras
         if output.finish_reason is not None:
             chunks[-1] |= {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         return chunks
+
+
+def _written(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _delta(event: Text | Reasoning) -> dict[str, Any]:
+    return {"content" if isinstance(event, Text) else "reasoning_content": event.text}
 
 
 def _call(event: ToolCall) -> dict[str, Any]:

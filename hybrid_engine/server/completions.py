@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from hybrid_engine.engine import Prompt
 from hybrid_engine.outputs import CompletionOutput, OutputCollector, RequestOutput
 from hybrid_engine.server.api_errors import ApiError, JsonResponse
-from hybrid_engine.server.events import EventStream, event, while_connected
+from hybrid_engine.server.events import EventStream, TextEvents, event, while_connected
 from hybrid_engine.server.logprobs import completion_logprobs, prompt_logprobs
 from hybrid_engine.server.protocol import CompletionBody
 from hybrid_engine.server.sampling import sampling_params
@@ -29,7 +29,7 @@ async def complete(service: Service, body: CompletionBody, request: Request, ten
     """Answer a request for completions, at once or as a stream."""
     model = service.check_model(body.model)
     _check(body)
-    writer = _Writer(body, f"cmpl-{uuid.uuid4().hex}", model)
+    writer = Writer(body, f"cmpl-{uuid.uuid4().hex}", model)
     prompts = await _prompts(service, body, writer, tenant)
     if writer.echoes and body.logprobs is not None:
         writer.first_texts = {
@@ -37,7 +37,7 @@ async def complete(service: Service, body: CompletionBody, request: Request, ten
         }
     answering = await service.submit(prompts, timeout_seconds=body.timeout_seconds)
     if body.stream:
-        return EventStream(answering, _stream(answering, writer))
+        return EventStream(answering, writer)
     outputs = await while_connected(request.receive, answering, lambda: _collect(answering))
     return JsonResponse(writer.whole(outputs))
 
@@ -63,7 +63,7 @@ def _check(body: CompletionBody) -> None:
         )
 
 
-async def _prompts(service: Service, body: CompletionBody, writer: _Writer, tenant: str | None) -> list[Prompt]:
+async def _prompts(service: Service, body: CompletionBody, writer: Writer, tenant: str | None) -> list[Prompt]:
     contents = _contents(body.prompt)
     if not 1 <= len(contents) <= service.settings.max_prompts:
         raise ApiError(
@@ -108,16 +108,10 @@ def _contents(prompt: str | list[Any]) -> Sequence[str | list[int]]:
 
 async def _collect(answering: Answering) -> list[RequestOutput]:
     collectors: dict[str, OutputCollector] = {}
-    async for delta in answering:
-        collectors.setdefault(delta.request_id, OutputCollector()).add(delta)
+    while ready := await answering.read():
+        for delta in ready:
+            collectors.setdefault(delta.request_id, OutputCollector()).add(delta)
     return [collector.output() for collector in collectors.values()]
-
-
-async def _stream(answering: Answering, writer: _Writer) -> AsyncIterator[bytes]:
-    async for delta in answering:
-        yield b"".join(event(writer.chunk(each)) for each in (delta, *answering.take_ready()))
-    if writer.has_usage_chunk:
-        yield event(writer.last_chunk())
 
 
 @dataclass
@@ -126,9 +120,11 @@ class _Choice:
 
     text_offset: int = 0
     has_begun: bool = False
+    texts: TextEvents | None = None
+    """Writes what goes on and is text only."""
 
 
-class _Writer:
+class Writer:
     """Writes one request's answers, whole or in chunks."""
 
     def __init__(self, body: CompletionBody, completion_id: str, model: str) -> None:
@@ -141,8 +137,12 @@ class _Writer:
         self._has_answer = body.max_tokens != 0
         self._head = {"id": completion_id, "object": "text_completion", "created": int(time.time()), "model": model}
         options = body.stream_options
-        self.has_usage_chunk = options is not None and bool(options.include_usage)
+        self._has_usage_chunk = options is not None and bool(options.include_usage)
         self._has_continuous_usage = options is not None and bool(options.continuous_usage_stats)
+        self._has_texts_only = not (
+            self._has_continuous_usage or body.return_token_ids or body.logprobs is not None or not self._has_answer
+        )
+        """Whether nothing but the text tells one chunk from the next, from an answer's second to its last but one."""
         self._choices: dict[int, _Choice] = {}
 
     def request_id(self, index: int) -> str:
@@ -158,26 +158,55 @@ class _Writer:
         choices.sort(key=lambda choice: choice["index"])
         return self._head | {"choices": choices, "usage": self._usage()}
 
-    def chunk(self, delta: RequestOutput) -> dict[str, Any]:
-        """Return what is new as a chunk of a stream."""
+    def begin(self) -> bytes:
+        """Return nothing: a stream begins with the first text."""
+        return b""
+
+    def write(self, ready: Sequence[RequestOutput]) -> bytes:
+        """Return what is new as events of a stream."""
+        return b"".join([self._event(delta) for delta in ready])
+
+    def end(self) -> bytes:
+        """Return the event that has the usage and no text, where it is wanted."""
+        return event(self._head | {"choices": [], "usage": self._usage()}) if self._has_usage_chunk else b""
+
+    def _event(self, delta: RequestOutput) -> bytes:
         self.usage.add(delta)
-        chunk = self._head | {"choices": self._write(delta)}
+        texts = self._texts(delta)
+        if texts is not None:
+            return texts.event(delta.outputs[0].text)
+        return event(self._chunk(self._write(delta)))
+
+    def _texts(self, delta: RequestOutput) -> TextEvents | None:
+        """Return what writes a delta of which only the text is news; None for others."""
+        if len(delta.outputs) != 1 or delta.outputs[0].finish_reason is not None or not self._has_texts_only:
+            return None
+        output = delta.outputs[0]
+        state = self._choices.get(self._index(delta, output))
+        if state is None:
+            return None
+        if state.texts is None:
+            marked = replace(output, text=TextEvents.MARK)
+            state.texts = TextEvents(self._chunk(self._write(replace(delta, outputs=[marked]))))
+        return state.texts
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self._head | {"choices": choices}
         if self._has_continuous_usage:
             chunk["usage"] = self._usage()
-        elif self.has_usage_chunk:
+        elif self._has_usage_chunk:
             chunk["usage"] = None
         return chunk
-
-    def last_chunk(self) -> dict[str, Any]:
-        """Return the chunk that has the usage and no text."""
-        return self._head | {"choices": [], "usage": self._usage()}
 
     def _usage(self) -> dict[str, Any]:
         return self.usage.body(explains=bool(self._body.explain_cache), has_answer=self._has_answer)
 
     def _write(self, delta: RequestOutput) -> list[dict[str, Any]]:
-        first_index = int(delta.request_id.rpartition("-")[2]) * self._n
-        return [self._choice(delta, output, first_index + output.index) for output in delta.outputs]
+        return [self._choice(delta, output, self._index(delta, output)) for output in delta.outputs]
+
+    def _index(self, delta: RequestOutput, output: CompletionOutput) -> int:
+        """Return an answer's number among those to all prompts."""
+        return int(delta.request_id.rpartition("-")[2]) * self._n + output.index
 
     def _choice(self, delta: RequestOutput, output: CompletionOutput, index: int) -> dict[str, Any]:
         state = self._choices.setdefault(index, _Choice())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from hybrid_engine.explanation import CacheExplanation
 from hybrid_engine.outputs import RequestOutput
@@ -25,13 +28,13 @@ class ServerMetrics:
         self._labels = (model_name, "0")
         self._snapshot = _SnapshotCollector(self._labels)
         self.registry.register(self._snapshot)
+        self.news = News(self._labels)
+        self.registry.register(self.news)
         self._ttft = self._histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
-        self._itl = self._histogram("vllm:inter_token_latency_seconds", "Between news of one answer.", SECONDS)
         self._e2e = self._histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
         self._prompt_lengths = self._histogram("vllm:request_prompt_tokens", "Tokens of prompts.", TOKENS)
         self._answer_lengths = self._histogram("vllm:request_generation_tokens", "Tokens of answers.", TOKENS)
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens taken in.")
-        self._answer_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._queries = self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.")
         self._hits = self._counter("vllm:prefix_cache_hits", "Of those, tokens found.")
         self._cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens that need not be computed.")
@@ -66,12 +69,6 @@ class ServerMetrics:
             if count:
                 self._missed.labels(*self._labels, reason).inc(count)
 
-    def note_tokens(self, num_tokens: int, seconds_since_last: float | None) -> None:
-        """Count new tokens of one answer; seconds_since_last: None for its first ones."""
-        self._answer_tokens.inc(num_tokens)
-        if seconds_since_last is not None:
-            self._itl.observe(seconds_since_last)
-
     def note_end(self, finish_reason: str, num_tokens: int, seconds: float) -> None:
         """Count an answer that ended by itself."""
         self._ends.labels(*self._labels, finish_reason).inc()
@@ -102,6 +99,32 @@ class ServerMetrics:
         """labels: further ones; without any, the counter is ready to count."""
         counter = Counter(name, what, (*LABELS, *labels), registry=self.registry)
         return counter if labels else counter.labels(*self._labels)
+
+
+class News(Collector):
+    """Counts what is new of answers. It comes far more often than anything else: no lock is taken, no check is made."""
+
+    def __init__(self, labels: tuple[str, str]) -> None:
+        self._labels = labels
+        self._num_tokens = 0
+        self._seconds = 0.0
+        self._counts = [0] * (len(SECONDS) + 1)
+
+    def note(self, num_tokens: int, seconds_since_last: float | None = None) -> None:
+        """Count new tokens of one answer. seconds_since_last: None for its first ones."""
+        self._num_tokens += num_tokens
+        if seconds_since_last is not None:
+            self._seconds += seconds_since_last
+            self._counts[bisect_left(SECONDS, seconds_since_last)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Give out what was counted."""
+        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=LABELS)
+        tokens.add_metric(self._labels, self._num_tokens)
+        gaps = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Between news of one answer.", labels=LABELS)
+        limits = [*(str(float(limit)) for limit in SECONDS), "+Inf"]
+        gaps.add_metric(self._labels, list(zip(limits, accumulate(self._counts), strict=True)), self._seconds)
+        yield from (tokens, gaps)
 
 
 class _SnapshotCollector:

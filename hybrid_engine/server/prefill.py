@@ -38,8 +38,9 @@ async def compute_tokens(
     usage = Usage()
 
     async def collect() -> None:
-        async for delta in answering:
-            usage.add(delta)
+        while ready := await answering.read():
+            for delta in ready:
+                usage.add(delta)
 
     await while_connected(request.receive, answering, collect)
     return usage.body(explains=True, has_answer=False)

@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ MAX_PREFIXES = 4096
 
 @dataclass(slots=True)
 class _Use:
+    salt: str
     num_tokens: int
     num_hits: int = 0
     last_hit: float = 0.0
@@ -32,13 +33,16 @@ class PrefixUse:
         self._key = secrets.token_bytes(16)
         self._uses: OrderedDict[str, _Use] = OrderedDict()
 
-    def note(self, token_ids: Sequence[int], num_cached_tokens: int) -> None:
-        """Count a prompt whose first tokens were found in the cache."""
+    def note(self, salt: str, token_ids: Sequence[int], num_cached_tokens: int) -> None:
+        """Count a prompt whose first tokens were found in the cache. Equal ones of different salts are different."""
         if num_cached_tokens == 0:
             return
-        tokens = np.asarray(token_ids[:num_cached_tokens], np.int32)
-        name = hashlib.blake2b(tokens.tobytes(), digest_size=8, key=self._key).hexdigest()
-        use = self._uses.setdefault(name, _Use(num_cached_tokens))
+        digest = hashlib.blake2b(
+            np.asarray(token_ids[:num_cached_tokens], np.int32).tobytes(), digest_size=8, key=self._key
+        )
+        digest.update(salt.encode())
+        name = digest.hexdigest()
+        use = self._uses.setdefault(name, _Use(salt, num_cached_tokens))
         use.num_hits += 1
         use.last_hit = time.monotonic()
         self._uses.move_to_end(name)
@@ -49,9 +53,10 @@ class PrefixUse:
         """Forget all: the prefixes are cached no longer."""
         self._uses.clear()
 
-    def top(self, count: int) -> list[dict[str, Any]]:
-        """Return the prefixes that have saved most tokens, best first."""
-        best = sorted(self._uses.items(), key=lambda item: item[1].num_tokens * item[1].num_hits, reverse=True)
+    def top(self, count: int, *, may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """Return the prefixes that have saved most tokens, best first, of the salts that may be seen."""
+        seen = [(name, use) for name, use in self._uses.items() if may_see(use.salt)]
+        best = sorted(seen, key=lambda item: item[1].num_tokens * item[1].num_hits, reverse=True)
         now = time.monotonic()
         return [
             {

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, JsonResponse
 from hybrid_engine.server.chat import Chat, OpenChat
 from hybrid_engine.server.events import EventStream, while_connected
 from hybrid_engine.server.protocol import Body, ChatBody, ResponsesBody, ResponseToolChoice
 from hybrid_engine.server.response_items import Items, named_event
 
+STARTS = ("response.created", "response.in_progress")
 SAME_NAMES = (
     "model",
     "temperature",
@@ -37,7 +39,7 @@ async def respond(chat: Chat, body: ResponsesBody, request: Request, tenant: str
     opened = await chat.open(as_chat(body), tenant, response_id)
     writer = _Writer(body, response_id, opened)
     if body.stream:
-        return EventStream(opened.answering, writer.stream(), ends_with_done=False)
+        return EventStream(opened.answering, writer, ends_with_done=False)
     await while_connected(request.receive, opened.answering, writer.collect)
     return JsonResponse(writer.whole())
 
@@ -108,11 +110,13 @@ class _Writer:
         self._items = Items()
         self._head = {"id": response_id, "object": "response", "created_at": int(time.time())}
         self._finish_reason: str | None = None
+        self._num_written = 0
 
     async def collect(self) -> None:
         """Read all of the answer."""
-        async for _ in self.stream():
-            pass
+        while ready := await self._opened.answering.read():
+            self.write(ready)
+        self.end()
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response."""
@@ -122,33 +126,33 @@ class _Writer:
             "usage": self._usage(),
         }
 
-    async def stream(self) -> AsyncIterator[bytes]:
-        """Give out the events of the response as it comes."""
-        writer, number = self._opened.writer, 0
-
-        def write(events: list[dict[str, Any]]) -> bytes:
-            nonlocal number
-            pieces = []
-            for event in events:
-                pieces.append(named_event(event | {"sequence_number": number}))
-                number += 1
-            return b"".join(pieces)
-
+    def begin(self) -> bytes:
+        """Return the first events."""
         started = self._response("in_progress") | {"incomplete_details": None, "usage": None}
-        yield write([{"type": kind, "response": started} for kind in ("response.created", "response.in_progress")])
-        async for ready in self._opened.deltas:
-            events: list[dict[str, Any]] = []
-            for delta in ready:
-                writer.usage.add(delta)
-                for output in delta.outputs:
-                    choice, found = writer.read(output)
-                    self._finish_reason = choice.finish_reason
-                    events += [each for event in found for each in self._items.add(event)]
-            if events:
-                yield write(events)
+        return self._events([{"type": kind, "response": started} for kind in STARTS])
+
+    def write(self, ready: Sequence[RequestOutput]) -> bytes:
+        """Return what is new as events."""
+        writer, events = self._opened.writer, []
+        for delta in ready:
+            writer.usage.add(delta)
+            for output in delta.outputs:
+                choice, found = writer.read(output)
+                self._finish_reason = choice.finish_reason
+                events += [each for event in found for each in self._items.add(event)]
+        return self._events(events)
+
+    def end(self) -> bytes:
+        """Return the last events, the whole response in the last of them."""
+        self._opened.remember(self._opened.writer.first_token_ids)
         events = self._items.close()
         whole = self.whole()
-        yield write([*events, {"type": f"response.{whole['status']}", "response": whole}])
+        return self._events([*events, {"type": f"response.{whole['status']}", "response": whole}])
+
+    def _events(self, events: Sequence[dict[str, Any]]) -> bytes:
+        first = self._num_written
+        self._num_written += len(events)
+        return b"".join([named_event(each | {"sequence_number": n}) for n, each in enumerate(events, start=first)])
 
     def _response(self, status: str) -> dict[str, Any]:
         body = self._body

@@ -6,9 +6,10 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
 
-from hybrid_engine.async_engine import AnswerStream, AsyncEngine
+from hybrid_engine.async_engine import AnswerStream, AsyncEngine, OnNews
 from hybrid_engine.engine import Prompt
 from hybrid_engine.outputs import RequestOutput
 from hybrid_engine.server.api_errors import ApiError, ClientGoneError
@@ -98,6 +99,10 @@ class Service:
             return cache_salt or ""
         return json.dumps([tenant, cache_salt or ""])
 
+    def is_own_salt(self, tenant: str | None, salt: str) -> bool:
+        """Return whether a client may know what is cached under a salt that `salt` has returned for it or another."""
+        return tenant is None or self.settings.share_cache or json.loads(salt)[0] == tenant
+
     async def submit(self, prompts: Sequence[Prompt], *, timeout_seconds: float | None = None) -> Answering:
         """Have prompts answered; whoever gets the Answering must close it.
 
@@ -169,7 +174,7 @@ def _class_priority(service_tier: str) -> int:
     return SERVICE_TIERS[service_tier]
 
 
-class Answering(AsyncIterator[RequestOutput]):
+class Answering:
     """What is new of some prompts, as it comes; counts it, and ends at the deadline."""
 
     def __init__(
@@ -178,32 +183,36 @@ class Answering(AsyncIterator[RequestOutput]):
         self._service = service
         self._stream = stream
         self._prompts = prompts
+        self._salt = prompts[0].cache_salt  # a request has one, however many its prompts are
         self._start = time.monotonic()
         self._is_closed = False
         self._is_whole = False
         self._noted_prompts: set[str] = set()
-        self._answers: dict[tuple[str, int], tuple[int, float]] = {}
-        """Of each answer that goes on: its tokens, and when it last had news."""
+        self._answers: dict[tuple[str, int], _Progress] = {}
+        """Answers that go on, by prompt and index."""
         self._timer: asyncio.TimerHandle | None = None
         if timeout_seconds is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(timeout_seconds, self._time_out, timeout_seconds)
 
-    async def __anext__(self) -> RequestOutput:
-        try:
-            delta = await anext(self._stream)
-        except StopAsyncIteration:
-            self._is_whole = True
-            raise
-        self._note(delta)
-        return delta
-
-    def take_ready(self) -> list[RequestOutput]:
-        """Return what has come besides, without waiting."""
-        ready = self._stream.take_ready()
+    async def read(self) -> list[RequestOutput]:
+        """Wait for what is new and return all of it; nothing when all has been read."""
+        ready = await self._stream.read()
+        self._is_whole = not ready
         for delta in ready:
             self._note(delta)
         return ready
+
+    async def watch(self, on_news: OnNews) -> None:
+        """Have a function called with all that is new as soon as it comes; see AnswerStream."""
+
+        def note(ready: list[RequestOutput]) -> Awaitable[None] | None:
+            for delta in ready:
+                self._note(delta)
+            return on_news(ready)
+
+        await self._stream.watch(note)
+        self._is_whole = True
 
     def abandon(self) -> None:
         """End it because the client is gone; a reader that waits gets ClientGoneError."""
@@ -236,13 +245,25 @@ class Answering(AsyncIterator[RequestOutput]):
         if delta.request_id not in self._noted_prompts:
             self._noted_prompts.add(delta.request_id)
             metrics.note_prompt(delta)
-            self._service.prefixes.note(delta.prompt_token_ids, delta.num_cached_tokens)
+            self._service.prefixes.note(self._salt, delta.prompt_token_ids, delta.num_cached_tokens)
         for output in delta.outputs:
-            key = (delta.request_id, output.index)
-            num_tokens, last = self._answers.pop(key, (0, None))
-            num_tokens += len(output.token_ids)
-            metrics.note_tokens(len(output.token_ids), None if last is None else now - last)
-            if output.finish_reason is None:
-                self._answers[key] = (num_tokens, now)
+            key, num_new = (delta.request_id, output.index), len(output.token_ids)
+            answer = self._answers.get(key)
+            if answer is None:
+                answer = self._answers[key] = _Progress()
+                metrics.news.note(num_new)
             else:
-                metrics.note_end(output.finish_reason, num_tokens, time.time() - delta.metrics.arrival_time)
+                metrics.news.note(num_new, now - answer.last_news)
+            answer.num_tokens += num_new
+            answer.last_news = now
+            if output.finish_reason is not None:
+                del self._answers[key]
+                metrics.note_end(output.finish_reason, answer.num_tokens, time.time() - delta.metrics.arrival_time)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far an answer is."""
+
+    num_tokens: int = 0
+    last_news: float = 0.0

@@ -30,7 +30,8 @@ class Usage:
             self._num_cached_tokens += delta.num_cached_tokens
             if delta.cache is not None:
                 self._cache.update({"hit": delta.cache.hit, "last": delta.cache.LAST} | delta.cache.reasons())
-        self._num_answer_tokens += sum(len(output.token_ids) for output in delta.outputs)
+        for output in delta.outputs:
+            self._num_answer_tokens += len(output.token_ids)
 
     def body(self, *, explains: bool = False, has_answer: bool = True) -> dict[str, Any]:
         """Return OpenAI's usage. explains: say where every prompt token came from, with parts that add up."""

@@ -126,7 +126,59 @@ def test_a_reader_that_is_behind_catches_up_at_once(scripted, ids):
         stream = await engine.submit(prompts(ids, "one"))
         while (await engine.call(take_snapshot)).num_running:
             pass
-        first = await anext(stream)
-        return first.outputs[0].text + "".join(delta.outputs[0].text for delta in stream.take_ready())
+        first, rest = await anext(stream), await stream.read()
+        return "".join(delta.outputs[0].text for delta in [first, *rest]), await stream.read()
 
-    assert run(scripted("hello"), use) == "hello"
+    assert run(scripted("hello"), use) == ("hello", [])
+
+
+def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_blocked(scripted, ids):
+    may_step = threading.Event()
+
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one"))
+        told, gate = [], asyncio.Event()
+
+        def on_news(ready):
+            told.append("".join(delta.outputs[0].text for delta in ready))
+            return gate.wait() if len(told) == 2 else None
+
+        watching = asyncio.create_task(stream.watch(on_news))
+        await asyncio.sleep(0)
+        may_step.set()
+        while (await engine.call(take_snapshot)).num_running:
+            pass
+        before = list(told)
+        gate.set()
+        await watching
+        return before, told
+
+    before, told = run(scripted("hello", before_step=lambda plan: may_step.wait(10)), use)
+    assert len(before) == 2
+    assert (len(told), "".join(told)) == (3, "hello")
+
+
+def test_an_error_of_who_watches_is_its_own_and_other_streams_go_on(scripted, ids):
+    def fail(ready):
+        raise OSError("nobody reads")
+
+    async def use(engine):
+        streams = [await engine.submit(prompts(ids, text)) for text in ("one", "two")]
+        results = await asyncio.gather(streams[0].watch(fail), streams[1].collect(), return_exceptions=True)
+        streams[0].close()
+        return results[0], results[1][0].outputs[0].text
+
+    error, text = run(scripted("hello"), use)
+    assert (str(error), text) == ("nobody reads", "hello")
+
+
+def test_who_watches_is_told_why_the_stream_was_closed(scripted, ids):
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one"))
+        watching = asyncio.create_task(stream.watch(lambda ready: None))
+        await asyncio.sleep(0)
+        stream.close(ValueError("enough"))
+        with pytest.raises(ValueError, match="enough"):
+            await watching
+
+    run(scripted(lambda request: ids("x" * 300)), use)

@@ -287,3 +287,16 @@ def test_sampling_within_a_grammar_changes_no_logits(make):
     logits_RV = np.ones((1, VOCAB_SIZE), np.float32)
     sampler.sample(logits_RV, [request], [1])
     assert (logits_RV == 1).all()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        StructuredOutputsParams(regex="a{100000}"),
+        StructuredOutputsParams(json={"enum": [f"the name of thing {index}" for index in range(20_000)]}),
+    ],
+    ids=["repeats", "list"],
+)
+def test_a_grammar_whose_tokens_would_take_too_long_is_refused(make, params):
+    with pytest.raises(SamplingParamsError, match="it is too large"):
+        make().check(params)
