@@ -34,6 +34,7 @@ from hybrid_engine.kernels import dispatch
 KERNELS = ROOT / "kernels"
 MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 512}
 """float32 is there for exactness, not for speed: operands of three products for one don't always fit."""
+WGMMA_KERNELS = ("prefill_kernel", "shared_kernel")
 NAMES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -87,7 +88,7 @@ def complaints(compiled: Compiled, case: Case, dtype: torch.dtype, capability: i
     wrong = []
     if compiled.local_bytes > MAX_LOCAL_BYTES[dtype]:
         wrong.append(f"{compiled.name} ({case.name}, {dtype}) uses {compiled.local_bytes} bytes of local memory")
-    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name == "prefill_kernel"
+    needs_wgmma = case.has_wgmma and dtype == torch.bfloat16 and compiled.name in WGMMA_KERNELS
     if needs_wgmma and not compiled.wgmmas:
         wrong.append(f"{compiled.name} ({case.name}) has no wgmma")
     return wrong

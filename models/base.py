@@ -260,6 +260,11 @@ class LayerInfo:
         """Size of a value's heads."""
         return self.head_size if self.v_head_size is None else self.v_head_size
 
+    @property
+    def attended_value_size(self) -> int:
+        """Size of what attention weighs: a value's heads, or the latent part of a key."""
+        return self.value_size if self.latent is None else self.latent.latent_size
+
     def cache_spec(self, *, block_size: int, element_bytes: int) -> LayerSpec:
         """What the row keeps between steps; it has_cache."""
         assert self.has_cache, self

@@ -132,6 +132,20 @@ def overhead(rounds: RoundsOption = 5, json: JsonOption = None, markdown: Markdo
 
 
 @app.command()
+def weights(
+    model: ModelOption = None,
+    rounds: RoundsOption = 3,
+    threads: ThreadsOption = None,
+    json: JsonOption = None,
+    markdown: MarkdownOption = None,
+) -> None:
+    """Weights in 16 and in 8 bits: decode steps beside reading the weights once, and how well prose is predicted."""
+    from hybrid_engine.bench import weights as bench
+
+    _show(bench.run(model=model, num_rounds=rounds, num_threads=threads), json, markdown)
+
+
+@app.command()
 def three_kinds(
     rounds: RoundsOption = 3, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
 ) -> None:

@@ -12,9 +12,10 @@ from statistics import median
 import torch
 
 from hybrid_engine.bench import gpu_work as works
+from hybrid_engine.bench.gpu_attention_work import Heads, make_attention
 from hybrid_engine.bench.gpu_cases import cases
 from hybrid_engine.bench.gpu_models import DecodeSpeed, decode_speeds
-from hybrid_engine.bench.gpu_work import Heads, Scan, Work
+from hybrid_engine.bench.gpu_work import Scan, Work
 from hybrid_engine.bench.report import Figure, Report
 
 LARGEST_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -104,14 +105,17 @@ def timed_works(device: torch.device) -> Iterator[tuple[str, Work, float | None]
     for heads in (full, gemma):
         for num_requests, num_keys in ((1, 32_768), (16, 4096), (64, 4096)):
             lengths = [num_keys] * num_requests
-            work = works.make_attention(device, dtype, heads, [1] * num_requests, lengths)
+            work = make_attention(device, dtype, heads, [1] * num_requests, lengths)
             yield f"decode, {heads.name}, {num_requests} x {num_keys:,} keys", work, 0.8
+        for num_requests in (16, 64):
+            work = make_attention(device, dtype, heads, [1] * num_requests, [8192 + 64] * num_requests, 8192 // 16)
+            yield f"decode, {heads.name}, {num_requests} that share 8,192 keys", work, None
         for num_requests, num_queries in ((1, 8192), (4, 2048)):
             lengths = [num_queries] * num_requests
-            work = works.make_attention(device, dtype, heads, lengths, lengths)
+            work = make_attention(device, dtype, heads, lengths, lengths)
             yield f"prefill, {heads.name}, {num_requests} x {num_queries:,} tokens", work, None
     window = Heads("gemma3 4b, window of 1,024", 8, 4, 256, window=1024)
-    yield "prefill, gemma3 4b, sliding, 8,192 tokens", works.make_attention(device, dtype, window, [8192], [8192]), None
+    yield "prefill, gemma3 4b, sliding, 8,192 tokens", make_attention(device, dtype, window, [8192], [8192]), None
     scan = Scan("granite 4 h 7b", 128, 64, 128)
     for num_requests in (1, 16, 64):
         work = works.make_mamba2(device, dtype, scan, [1] * num_requests, [])
@@ -124,7 +128,7 @@ def timed_works(device: torch.device) -> Iterator[tuple[str, Work, float | None]
     yield "mamba 1 scan, 2,048 tokens", works.make_mamba1(device, dtype, 8192, 16, [2048], []), None
     yield "convolution, 8,192 tokens", works.make_conv(device, dtype, 8448, [8192], []), 0.7
     yield "gelu * up, 8,192 tokens", works.make_activation(device, dtype, 10_240, "gelu_tanh", 8192), 0.7
-    yield "split, norm, turn, write, 8,192 tokens", works.make_qkv_of(device, dtype, 8, 4, 256, 256, 8192), 0.5
+    yield "split, norm, turn, write, 8,192 tokens", works.make_qkv_of(device, dtype, 8, 4, (256, 256), 256, 8192), 0.5
 
 
 def time_ops(device: torch.device, ceilings: Ceilings) -> Report:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from hybrid_engine.bench.gpu_attention_work import Heads, make_attention
 from hybrid_engine.bench.gpu_work import (
-    Heads,
     Scan,
     Work,
     make_activation,
-    make_attention,
     make_conv,
     make_copies,
     make_delta,
@@ -46,6 +45,10 @@ HEADS = (
     Heads("llama 4, chunked", 40, 8, 128, chunk=1024),
     Heads("gpt-oss, sinks", 64, 8, 64, window=128, has_sinks=True),
     Heads("heads of 96", 12, 12, 96),
+    Heads("mimo v2, smaller values", 64, 4, 192, value_size=128),
+    Heads("gemma 4, full", 8, 2, 512),
+    Heads("kimi linear, latents", 32, 1, 576, value_size=512, is_latent=True),
+    Heads("deepseek v3, latents", 128, 1, 576, value_size=512, is_latent=True),
 )
 
 
@@ -65,9 +68,14 @@ def cases() -> Iterator[Case]:
         dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
         yield Case(f"decode, {heads.name}", _bind(make_attention, heads, [1, 1, 1], [1, 300, 4000]), dtypes)
         mixed = _bind(make_attention, heads, [300, 1, 77, 0, 2], [300, 900, 1400, 9, 1300])
-        yield Case(f"prefill, {heads.name}", mixed, dtypes, has_wgmma=True)
-    for size, rotary in ((256, 256), (96, 48), (64, 0)):
-        yield Case(f"split, norm, turn, write: heads of {size}", _bind(make_qkv, 8, 4, size, rotary))
+        yield Case(f"prefill, {heads.name}", mixed, dtypes, has_wgmma=heads.size <= 256)
+    for heads in (HEADS[1], Heads("gemma3 4b, full", 8, 4, 256), HEADS[6], HEADS[7]):
+        dtypes = BOTH if heads.name == "granite 4 h" else (torch.bfloat16,)
+        shared = _bind(make_attention, heads, [1] * 16, [4096 + 60 + i for i in range(16)], 256)
+        yield Case(f"decode, a shared prefix, {heads.name}", shared, dtypes, has_wgmma=heads.size <= 256)
+    for size, value_size, rotary in ((256, 256, 256), (96, 96, 48), (64, 64, 0), (192, 128, 64)):
+        qkv = _bind(make_qkv, 8, 4, (size, value_size), rotary)
+        yield Case(f"split, norm, turn, write: heads of {size}", qkv)
     yield Case("write keys and values", make_write)
     yield Case("copy blocks", make_copies)
     for width in (640, 4096):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from hybrid_engine.kernels import activation, attention, norm, rope, ssm
 from hybrid_engine.kernels.activation import reference as activation_reference
@@ -44,20 +43,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """The attention of one model."""
-
-    name: str
-    query: int
-    kv: int
-    size: int
-    window: int | None = None
-    chunk: int | None = None
-    softcap: float | None = None
-    has_sinks: bool = False
-
-
-@dataclass(frozen=True)
 class Scan:
     """The recurrent layer of one model: inner width or heads, states."""
 
@@ -68,7 +53,7 @@ class Scan:
     groups: int = 1
 
 
-def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
+def random_tensor(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.randn(shape, device=device).to(dtype)
 
 
@@ -76,90 +61,48 @@ def _random(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def make_meta(
-    device: torch.device, num_queries: list[int], num_keys: list[int], block_size: int = BLOCK_SIZE
+    device: torch.device,
+    num_queries: list[int],
+    num_keys: list[int],
+    block_size: int = BLOCK_SIZE,
+    *,
+    num_shared_blocks: int = 0,
 ) -> tuple[AttentionMeta, int]:
-    """Requests whose blocks lie in random order, and the number of blocks."""
-    needs = [-(-n // block_size) for n in num_keys]
-    order = (np.random.default_rng(0).permutation(sum(needs)) + 1).tolist()
+    """Requests whose blocks lie in random order, the first ones shared by all, and the number of blocks."""
+    needs = [-(-n // block_size) - num_shared_blocks for n in num_keys]
+    num_blocks = num_shared_blocks + sum(needs)
+    order = (np.random.default_rng(0).permutation(num_blocks) + 1).tolist()
+    shared, order = order[:num_shared_blocks], order[num_shared_blocks:]
     tables = []
     for need in needs:
-        tables.append(order[:need])
+        tables.append(shared + order[:need])
         order = order[need:]
     meta = AttentionMeta.build(
-        num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=block_size, device=device
+        num_queries=num_queries,
+        num_keys=num_keys,
+        block_tables=tables,
+        block_size=block_size,
+        device=device,
+        is_shared=num_shared_blocks > 0,
     )
-    return meta, sum(needs) + 1
+    return meta, num_blocks + 1
 
 
-def make_attention(
-    device: torch.device, dtype: torch.dtype, heads: Heads, num_queries: list[int], num_keys: list[int]
+def make_qkv(
+    device: torch.device, dtype: torch.dtype, heads: int, kv: int, sizes: tuple[int, int], rotary: int
 ) -> Work:
-    """Attention over blocks; the peer gets its keys and values in one piece, where all requests are alike."""
-    meta, num_blocks = make_meta(device, num_queries, num_keys)
-    shape = (num_blocks, heads.kv, BLOCK_SIZE, heads.size)
-    k_cache_BKPD, v_cache_BKPD = _random(device, dtype, *shape), _random(device, dtype, *shape)
-    q_THD = _random(device, dtype, sum(num_queries), heads.query, heads.size)
-    options = {
-        "k_cache_BKPD": k_cache_BKPD,
-        "v_cache_BKPD": v_cache_BKPD,
-        "meta": meta,
-        "scale": heads.size**-0.5,
-        "window": heads.window,
-        "chunk": heads.chunk,
-        "softcap": heads.softcap,
-        "sinks_H": torch.randn(heads.query, device=device) if heads.has_sinks else None,
-    }
-    seen, products = _seen_keys(heads, num_queries, num_keys)
-    pair_bytes = 2 * heads.kv * heads.size * dtype.itemsize
-    return Work(
-        lambda: attention.attention(q_THD, **options),
-        lambda: attention_reference.attention(q_THD, **options),
-        num_bytes=seen * pair_bytes + 2 * q_THD.numel() * dtype.itemsize,
-        num_flops=4.0 * products * heads.query * heads.size,
-        peers=_attention_peers(device, dtype, heads, num_queries, num_keys),
-    )
-
-
-def _seen_keys(heads: Heads, num_queries: list[int], num_keys: list[int]) -> tuple[int, int]:
-    """Keys that must be read, each once a request; and pairs of a query and a key that it sees."""
-    limit = min(heads.window or 1 << 30, heads.chunk or 1 << 30)
-    keys = pairs = 0
-    for queries, total in zip(num_queries, num_keys, strict=True):
-        keys += min(total, queries - 1 + limit) if queries else 0
-        pairs += sum(min(position + 1, limit) for position in range(total - queries, total))
-    return keys, pairs
-
-
-def _attention_peers(
-    device: torch.device, dtype: torch.dtype, heads: Heads, num_queries: list[int], num_keys: list[int]
-) -> dict[str, Run]:
-    is_plain = not heads.softcap and not heads.has_sinks and not heads.window and not heads.chunk
-    is_alike = len(set(num_queries)) == len(set(num_keys)) == 1
-    is_square = num_queries == num_keys
-    if device.type != "cuda" or not is_plain or not is_alike or not (is_square or num_queries[0] == 1):
-        return {}
-    q = _random(device, dtype, len(num_keys), heads.query, num_queries[0], heads.size)
-    k, v = (_random(device, dtype, len(num_keys), heads.kv, num_keys[0], heads.size) for _ in range(2))
-    is_causal = num_queries[0] > 1
-    return {
-        "torch SDPA, keys in one piece": lambda: F.scaled_dot_product_attention(
-            q, k, v, is_causal=is_causal, enable_gqa=True
-        )
-    }
-
-
-def make_qkv(device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int, rotary: int) -> Work:
     """The packed projection of 70 tokens."""
-    return make_qkv_of(device, dtype, heads, kv, size, rotary, 70)
+    return make_qkv_of(device, dtype, heads, kv, sizes, rotary, 70)
 
 
 def make_qkv_of(
-    device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int, rotary: int, num_tokens: int
+    device: torch.device, dtype: torch.dtype, heads: int, kv: int, sizes: tuple[int, int], rotary: int, num_tokens: int
 ) -> Work:
-    """A packed projection, split, normed, turned and written."""
+    """A packed projection, split, normed, turned and written. sizes: of a key's heads and of a value's."""
+    size, value_size = sizes
     meta, num_blocks = make_meta(device, [num_tokens], [num_tokens])
-    caches = [_random(device, dtype, num_blocks, kv, BLOCK_SIZE, size) for _ in range(4)]
-    qkv_TC = _random(device, dtype, num_tokens, (heads + 2 * kv) * size)
+    caches = [random_tensor(device, dtype, num_blocks, kv, BLOCK_SIZE, each) for each in sizes * 2]
+    qkv_TC = random_tensor(device, dtype, num_tokens, (heads + kv) * size + kv * value_size)
     angles = torch.randn(num_tokens, rotary // 2, device=device).repeat(1, 2)
     options = {
         "slots_T": meta.slots_T,
@@ -190,8 +133,8 @@ def _in_slots(cache_BKPD: Tensor, meta: AttentionMeta) -> Tensor:
 def make_write(device: torch.device, dtype: torch.dtype) -> Work:
     """Keys and values of 70 tokens into their slots."""
     meta, num_blocks = make_meta(device, [70], [70])
-    caches = [_random(device, dtype, num_blocks, 4, BLOCK_SIZE, 128) for _ in range(4)]
-    k_TKD, v_TKD = _random(device, dtype, 70, 4, 128), _random(device, dtype, 70, 4, 128)
+    caches = [random_tensor(device, dtype, num_blocks, 4, BLOCK_SIZE, 128) for _ in range(4)]
+    k_TKD, v_TKD = random_tensor(device, dtype, 70, 4, 128), random_tensor(device, dtype, 70, 4, 128)
 
     def run(function: Callable[..., None], k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         function(k_TKD, v_TKD, k_cache_BKPD=k, v_cache_BKPD=v, slots_T=meta.slots_T)
@@ -202,7 +145,7 @@ def make_write(device: torch.device, dtype: torch.dtype) -> Work:
 
 def make_copies(device: torch.device, dtype: torch.dtype) -> Work:
     """Copies of blocks, one of a block that was just copied to."""
-    k, v = _random(device, dtype, 6, 4, BLOCK_SIZE, 128), _random(device, dtype, 6, 4, BLOCK_SIZE, 128)
+    k, v = random_tensor(device, dtype, 6, 4, BLOCK_SIZE, 128), random_tensor(device, dtype, 6, 4, BLOCK_SIZE, 128)
     others = (k.clone(), v.clone())
     copies = [(1, 3, 5), (2, 5, 16), (3, 4, 16)]
 
@@ -218,7 +161,7 @@ def make_copies(device: torch.device, dtype: torch.dtype) -> Work:
 
 def make_norm(device: torch.device, dtype: torch.dtype, width: int, num_tokens: int = 70) -> Work:
     """Norm, add, norm."""
-    x_TE, residual_TE = _random(device, dtype, num_tokens, width), _random(device, dtype, num_tokens, width)
+    x_TE, residual_TE = random_tensor(device, dtype, num_tokens, width), random_tensor(device, dtype, num_tokens, width)
     post_E, pre_E = torch.randn(width, device=device), torch.randn(width, device=device)
     options = {"post_weight_E": post_E, "pre_weight_E": pre_E, "eps": 1e-6, "zero_centered": True}
 
@@ -235,7 +178,7 @@ def make_norm(device: torch.device, dtype: torch.dtype, width: int, num_tokens: 
 
 def make_activation(device: torch.device, dtype: torch.dtype, width: int, kind: str, num_tokens: int = 70) -> Work:
     """act(gate) * up."""
-    x_TC = _random(device, dtype, num_tokens, 2 * width)
+    x_TC = random_tensor(device, dtype, num_tokens, 2 * width)
     return Work(
         lambda: activation.act_mul(x_TC, kind=kind),
         lambda: activation_reference.act_mul(x_TC, kind=kind),
@@ -245,7 +188,7 @@ def make_activation(device: torch.device, dtype: torch.dtype, width: int, kind: 
 
 def make_rope(device: torch.device, dtype: torch.dtype, heads: int, kv: int, size: int) -> Work:
     """Queries and keys of 70 tokens."""
-    q_THD, k_TKD = _random(device, dtype, 70, heads, size), _random(device, dtype, 70, kv, size)
+    q_THD, k_TKD = random_tensor(device, dtype, 70, heads, size), random_tensor(device, dtype, 70, kv, size)
     tables = {"cos_TD": torch.randn(70, size, device=device), "sin_TD": torch.randn(70, size, device=device)}
     return Work(
         lambda: rope.apply_rope(q_THD, k_TKD, **tables), lambda: rope_reference.apply_rope(q_THD, k_TKD, **tables)
@@ -296,9 +239,9 @@ def _stateful(name: str, states: Tensor, meta: StateMeta, **inputs: object) -> t
 def make_conv(device: torch.device, dtype: torch.dtype, channels: int, num_queries: list[int], captures: list) -> Work:
     """A convolution of four taps."""
     meta, num_slots = make_state_meta(device, num_queries, captures)
-    x_TI = _random(device, dtype, sum(num_queries), channels)
+    x_TI = random_tensor(device, dtype, sum(num_queries), channels)
     weight_IW, bias_I = torch.randn(channels, 4, device=device), torch.randn(channels, device=device)
-    states = _random(device, dtype, num_slots, channels, 3)
+    states = random_tensor(device, dtype, num_slots, channels, 3)
     inputs = {"x_TI": x_TI, "weight_IW": weight_IW, "bias_I": bias_I, "activation": "silu"}
     return Work(*_stateful("causal_conv1d", states, meta, **inputs), num_bytes=2 * x_TI.numel() * dtype.itemsize)
 
@@ -309,8 +252,8 @@ def make_mamba1(
     """The selective scan, gated."""
     meta, num_slots = make_state_meta(device, num_queries, captures)
     num_tokens = sum(num_queries)
-    wide = {name: _random(device, dtype, num_tokens, channels) for name in ("x_TI", "dt_TI", "z_TI")}
-    narrow = {name: _random(device, dtype, num_tokens, states) for name in ("B_TN", "C_TN")}
+    wide = {name: random_tensor(device, dtype, num_tokens, channels) for name in ("x_TI", "dt_TI", "z_TI")}
+    narrow = {name: random_tensor(device, dtype, num_tokens, states) for name in ("B_TN", "C_TN")}
     weights = {
         "A_IN": -torch.rand(channels, states, device=device),
         "D_I": torch.randn(channels, device=device),
@@ -333,10 +276,10 @@ def make_mamba2(
     meta, num_slots = make_state_meta(device, num_queries, captures)
     num_tokens = sum(num_queries)
     inputs = {
-        "x_THD": _random(device, dtype, num_tokens, scan.heads, scan.size),
-        "dt_TH": _random(device, dtype, num_tokens, scan.heads),
-        "B_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
-        "C_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
+        "x_THD": random_tensor(device, dtype, num_tokens, scan.heads, scan.size),
+        "dt_TH": random_tensor(device, dtype, num_tokens, scan.heads),
+        "B_TGN": random_tensor(device, dtype, num_tokens, scan.groups, scan.states),
+        "C_TGN": random_tensor(device, dtype, num_tokens, scan.groups, scan.states),
         "A_H": -torch.rand(scan.heads, device=device),
         "D_H": torch.randn(scan.heads, device=device),
         "dt_bias_H": torch.randn(scan.heads, device=device) - 1,
@@ -361,11 +304,11 @@ def make_delta(
     meta, num_slots = make_state_meta(device, num_queries, captures)
     num_tokens, decays = sum(num_queries), scan.states if is_by_row else 1
     inputs = {
-        "q_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
-        "k_TGN": _random(device, dtype, num_tokens, scan.groups, scan.states),
-        "v_THD": _random(device, dtype, num_tokens, scan.heads, scan.size),
-        "dt_THN": _random(device, dtype, num_tokens, scan.heads, decays),
-        "b_TH": _random(device, dtype, num_tokens, scan.heads),
+        "q_TGN": random_tensor(device, dtype, num_tokens, scan.groups, scan.states),
+        "k_TGN": random_tensor(device, dtype, num_tokens, scan.groups, scan.states),
+        "v_THD": random_tensor(device, dtype, num_tokens, scan.heads, scan.size),
+        "dt_THN": random_tensor(device, dtype, num_tokens, scan.heads, decays),
+        "b_TH": random_tensor(device, dtype, num_tokens, scan.heads),
         "A_H": -torch.rand(scan.heads, device=device),
         "dt_bias_HN": torch.randn(scan.heads, decays, device=device) - 1,
         "beta_scale": 1.0,
@@ -384,7 +327,7 @@ def make_delta(
 
 def make_gated_norm(device: torch.device, dtype: torch.dtype, width: int, group_size: int) -> Work:
     """The norm behind a scan."""
-    x_TI, gate_TI = _random(device, dtype, 70, width), _random(device, dtype, 70, width)
+    x_TI, gate_TI = random_tensor(device, dtype, 70, width), random_tensor(device, dtype, 70, width)
     weight_I = torch.randn(width, device=device)
     return Work(
         lambda: ssm.gated_rms_norm(x_TI, gate_TI, weight_I, eps=1e-5, group_size=group_size),

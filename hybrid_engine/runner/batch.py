@@ -16,9 +16,11 @@ from torch import Tensor
 from hybrid_engine.groups.layout import MemoryLayout
 from hybrid_engine.groups.spec import MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta, Extent
+from hybrid_engine.kernels.attention.shared import SharedKeys, SharedRange, count_tiles, make_tables
 from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
 from hybrid_engine.runner.block_tables import FIRST_ROWS, BlockTables, Row, grown
 from hybrid_engine.runner.sampler import RequestSampling
+from hybrid_engine.runner.shared_prefixes import SharedPrefixes
 from hybrid_engine.runner.staging import Staging
 from hybrid_engine.step_plan import NULL_BLOCK_ID, RequestId, StartedRequest, StepPlan
 
@@ -30,16 +32,19 @@ _FIRST_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """What a decode step is filled up to: requests, and keys of the longest one."""
+    """What a decode step is filled up to: requests, keys of the longest one, tiles of shared keys in each group."""
 
     num_requests: int
     num_keys: int
+    num_tiles: tuple[int, ...] = ()
+    """Empty: none in any group."""
 
     @classmethod
-    def covering(cls, num_requests: int, num_keys: int) -> DecodeShape:
+    def covering(cls, num_requests: int, num_keys: int, num_tiles: Sequence[int] = ()) -> DecodeShape:
         """The next one of few: powers of two, above 8 requests multiples of 8."""
         rounded = 1 << (num_requests - 1).bit_length() if num_requests <= 8 else -(-num_requests // 8) * 8
-        return cls(rounded, max(_MIN_DECODE_KEYS, 1 << (num_keys - 1).bit_length()))
+        tiles = tuple(1 << (number - 1).bit_length() if number else 0 for number in num_tiles)
+        return cls(rounded, max(_MIN_DECODE_KEYS, 1 << (num_keys - 1).bit_length()), tiles if any(tiles) else ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +63,31 @@ class PackedBatch:
     """int64 [R + 1], token offset of each request, then T."""
     num_drafts: np.ndarray
     """int64 [R], how many of each request's tokens are drafts: its last ones."""
+    num_spared_keys: int
+    """Reads of a key that shared prefixes spare in one layer of each group."""
 
 
 class BatchState:
     """The requests that the runner knows."""
 
-    def __init__(self, layout: MemoryLayout, *, vocab_size: int, device: torch.device | str = "cpu") -> None:
-        """layout: which block ids there are."""
+    def __init__(
+        self,
+        layout: MemoryLayout,
+        *,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        most_shared_queries: Sequence[int] | None = None,
+    ) -> None:
+        """layout: which block ids there are.
+
+        most_shared_queries: for each group, of a request that can share the reading of keys; None: nobody shares.
+        """
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._staging = Staging(device)
         self.tables = tuple(BlockTables(group, layout.num_ids(i)) for i, group in enumerate(layout.groups))
+        most_queries = most_shared_queries or [0] * len(self.tables)
+        self._shared = [SharedPrefixes(*pair) for pair in zip(self.tables, most_queries, strict=True)]
         self._row_of: dict[RequestId, Row] = {}
         self._samplings: list[RequestSampling | None] = [None] * FIRST_ROWS
         # Taken from the end, so that few requests keep to the first rows.
@@ -155,6 +174,13 @@ class BatchState:
 
     # A step's tensors
 
+    def decode_shape(self, plan: StepPlan) -> DecodeShape:
+        """Return what to fill up a plan to in which each request has one token."""
+        rows = np.array([self._find_row(request_id) for request_id in plan.request_ids])
+        num_keys = np.array(plan.num_computed_tokens) + 1
+        found = [shared.find(rows, np.ones_like(num_keys), num_keys) for shared in self._shared]
+        return DecodeShape.covering(len(rows), int(num_keys.max()), [count_tiles(ranges) for ranges in found])
+
     def pack(self, plan: StepPlan, *, staging: Staging | None = None, shape: DecodeShape | None = None) -> PackedBatch:
         """Gather what a step computes; plan.request_ids must not be empty.
 
@@ -179,6 +205,7 @@ class BatchState:
         query_starts = staging.put(all_starts)
         num_keys_R = staging.put(_filled_up(num_keys.astype(np.int32), num_padding, 0))
         extent = Extent.of(num_queries, num_keys) if shape is None else Extent(1, shape.num_keys)
+        ranges = [shared.find(rows, num_queries, num_keys) for shared in self._shared]
         packed = PackedBatch(
             token_ids_T=staging.put(_filled_up(token_ids_T, num_padding, 0)),
             positions_T=staging.put(_filled_up(positions_T, num_padding, 0)),
@@ -190,12 +217,14 @@ class BatchState:
                     num_keys_R,
                     *self._locate(tables, rows, num_keys, requests_T, positions_T, shape, staging),
                     known_extent=extent,
+                    shared=_share(ranges[group_id], group_id, len(all_starts) - 1, shape, staging),
                 )
-                for tables in self.tables
+                for group_id, tables in enumerate(self.tables)
             ),
             rows=rows,
             starts=starts,
             num_drafts=num_drafts,
+            num_spared_keys=sum(shared.num_spared_keys for found in ranges for shared in found),
         )
         staging.send()
         return packed
@@ -309,6 +338,16 @@ class BatchState:
         self._token_ids = grown(self._token_ids, len(self._token_ids), int(positions_X.max()) + 1)
         self._token_ids[rows_X, positions_X] = np.concatenate(token_ids)
         self._num_tokens[rows] += counts
+
+
+def _share(
+    ranges: list[SharedRange], group_id: int, num_requests: int, shape: DecodeShape | None, staging: Staging
+) -> SharedKeys | None:
+    num_tiles = shape.num_tiles[group_id] if shape is not None and shape.num_tiles else count_tiles(ranges)
+    if num_tiles == 0:
+        return None
+    tiles_XC, spans_R2 = make_tables(ranges, num_requests, num_tiles=num_tiles)
+    return SharedKeys(staging.put(tiles_XC), staging.put(spans_R2))
 
 
 def _filled_up(array: np.ndarray, num_padding: int, value: int) -> np.ndarray:

@@ -23,6 +23,8 @@ class BlockTables:
         """num_ids: all block ids are below it."""
         self.group = group
         self.num_ids = num_ids
+        self.num_changes = 0
+        """How often anything but the end of a table became another."""
         self._ids = np.full((FIRST_ROWS, _FIRST_BLOCKS), NULL_BLOCK_ID, np.int32)
         self._lengths = np.zeros(FIRST_ROWS, np.int64)
 
@@ -33,6 +35,7 @@ class BlockTables:
 
     def start(self, row: Row, block_ids: Sequence[BlockId]) -> None:
         """Set a row's whole table."""
+        self.num_changes += 1
         self._ids[row] = NULL_BLOCK_ID
         self._lengths[row] = 0
         self.append(row, block_ids)
@@ -53,6 +56,7 @@ class BlockTables:
 
         A place may be left and then be that of a block which no table has yet, and which is moved on as well.
         """
+        self.num_changes += 1
         target_of: dict[int, int] = {}
         # Who lies where by now: where it lay before, None: nobody that a table has. Elsewhere nothing has changed.
         occupants: dict[int, int | None] = {}

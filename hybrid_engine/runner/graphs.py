@@ -1,7 +1,7 @@
 """Decode steps as CUDA graphs: the launches of a whole forward are recorded once and played at one call.
 
-A graph is for a number of requests and of keys, both rounded up. Requests that fill up the number touch nothing: their
-tokens go to no slot, their states to none, and nobody reads what comes out for them.
+A graph is for a number of requests, of keys and of tiles of shared keys, all rounded up. Requests that fill up the
+number touch nothing: their tokens go to no slot, their states to none, and nobody reads what comes out for them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.attention import AttentionMeta
-from hybrid_engine.models.base import Model
+from hybrid_engine.kernels.attention import AttentionMeta, has_kernels
+from hybrid_engine.models.base import LayerInfo, Model
 from hybrid_engine.runner.batch import BatchState, DecodeShape, PackedBatch
 from hybrid_engine.runner.sampler import greedy_tokens
 from hybrid_engine.runner.staging import Staging
@@ -26,7 +26,13 @@ Forward = Callable[[PackedBatch], Tensor]
 def can_be_recorded(model: Model) -> bool:
     """Whether a model's decode steps are the same launches whatever its tokens are: with experts they aren't."""
     layers = model.info.layers
-    return model.is_recordable and not any(layer.num_experts or layer.v_head_size is not None for layer in layers)
+    return model.is_recordable and not any(layer.num_experts for layer in layers) and all(map(_has_kernels, layers))
+
+
+def _has_kernels(layer: LayerInfo) -> bool:
+    """Whether torch, which asks the GPU for numbers, has no part in a layer."""
+    sizes = {"head_size": layer.head_size, "value_size": layer.attended_value_size}
+    return layer.num_heads == 0 or layer.recurrent is not None or has_kernels("cuda", **sizes)
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ class DecodeGraphs:
 
     def run(self, plan: StepPlan) -> Decoded:
         """Play the graph that fits the plan."""
-        shape = DecodeShape.covering(len(plan.request_ids), max(plan.num_computed_tokens) + 1)
+        shape = self._batch.decode_shape(plan)
         recording = self._recordings.get(shape)
         if recording is None:
             recording = self._recordings[shape] = self._record(plan, shape)
@@ -102,5 +108,7 @@ def _touch_nothing(packed: PackedBatch) -> None:
         if isinstance(meta, AttentionMeta):
             meta.slots_T.fill_(-1)
             meta.num_keys.fill_(0)
+            if meta.shared is not None:
+                meta.shared.tiles_XC.fill_(-1)
         else:
             meta.slots_R.fill_(-1)

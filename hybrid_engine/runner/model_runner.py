@@ -14,6 +14,7 @@ from torch import Tensor
 from hybrid_engine.groups.layout import MemoryLayout, split_memory
 from hybrid_engine.groups.spec import Group, MambaSpec
 from hybrid_engine.kernels import native
+from hybrid_engine.kernels.attention import most_shared_queries
 from hybrid_engine.models.base import ForwardBatch, Model
 from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
@@ -42,12 +43,15 @@ class ModelRunner:
         eos_token_ids: Iterable[int] | None = None,
         store: ByteStore | None = None,
         grammars: Grammars | None = None,
+        shares_prefixes: bool = True,
     ) -> None:
         """memory: where blocks can lie, as the coordinator has it; or how many usable ones each group has.
 
         store: what plans' transfers go to and come from; None: no plan has any.
         eos_token_ids: what min_tokens forbids unless a request ignores it; None: the model's own.
         grammars: of the model's tokenizer; None: no request asks for structured outputs.
+        shares_prefixes: whether attention reads keys once for all requests that begin with the same blocks. On a CPU
+        that changes no bit.
         Raises CapacityError when the cache memory can't be had.
         """
         device = torch.device(device)
@@ -66,7 +70,14 @@ class ModelRunner:
             eos_token_ids=model.info.eos_token_ids if eos_token_ids is None else eos_token_ids,
             grammars=grammars,
         )
-        self._batch = BatchState(layout, vocab_size=model.info.vocab_size, device=device)
+        self._batch = BatchState(
+            layout,
+            vocab_size=model.info.vocab_size,
+            device=device,
+            most_shared_queries=[
+                _most_shared_queries(model, group, device) if shares_prefixes else 0 for group in groups
+            ],
+        )
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: model.logits(self._forward(packed)))
@@ -77,6 +88,8 @@ class ModelRunner:
         """Steps that computed anything."""
         self.num_computed_tokens_total = 0
         """Tokens computed, those computed again after a preemption counted again."""
+        self.num_spared_keys_total = 0
+        """Reads of a key, in one layer of its group, that weren't needed because requests shared their prefix."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Compute all that the plan lists and sample where it says so."""
@@ -103,6 +116,7 @@ class ModelRunner:
         self.num_computed_tokens_total += sum(plan.num_scheduled_tokens)
         if self._graphs is not None and self._graphs.covers(plan):
             decoded = self._graphs.run(plan)
+            self.num_spared_keys_total += decoded.packed.num_spared_keys
             self._sample(plan, decoded.packed, decoded.logits_RV, decoded.token_ids_R, result)
             return result
         if self._programs is not None and self._programs.covers(plan):
@@ -110,6 +124,7 @@ class ModelRunner:
         else:
             packed = self._batch.pack(plan)
             hidden_TE = self._forward(packed)
+        self.num_spared_keys_total += packed.num_spared_keys
         self._find_prompt_logprobs(plan, packed, hidden_TE, result)
         if any(plan.is_sampled):
             self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
@@ -221,3 +236,19 @@ class ModelRunner:
             logits_XV = self.model.logits(hidden_XE[start : start + size]).cpu().numpy()
             found += self._sampler.prompt_logprobs(logits_XV, next_token_ids[start : start + size], request.sampling)
         return found
+
+
+def _most_shared_queries(model: Model, group: Group, device: torch.device) -> int:
+    """Queries of a request that can share the reading of keys in all layers of a group; 0: none can."""
+    if isinstance(group.spec, MambaSpec):
+        return 0
+    layers = [model.info.cached_layers[index] for index in group.layer_indices]
+    return min(
+        most_shared_queries(
+            device.type,
+            heads_per_kv=layer.num_heads // layer.num_kv_heads,
+            head_size=layer.head_size,
+            value_size=layer.attended_value_size,
+        )
+        for layer in layers
+    )

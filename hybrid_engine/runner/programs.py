@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import numpy as np
@@ -83,8 +83,8 @@ class DecodePrograms:
 
     def run(self, plan: StepPlan) -> tuple[PackedBatch, Tensor]:
         """Compute a step that is covered: its input, and hidden_TE, which the next step overwrites."""
-        shape = DecodeShape.covering(len(plan.request_ids), max(plan.num_computed_tokens) + 1)
-        shape = DecodeShape(len(plan.request_ids), shape.num_keys)
+        # No requests that fill it up: a CPU gains nothing by fewer recordings.
+        shape = replace(self._batch.decode_shape(plan), num_requests=len(plan.request_ids))
         program = self._programs.get((shape, num_threads()))
         if program is None:
             return self._record(plan, shape)

@@ -16,7 +16,16 @@ from hybrid_engine.kernels.attention.meta import AttentionMeta, Extent
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 
-__all__ = ["AttentionMeta", "Extent", "attention", "copy_blocks", "qkv_norm_rope_write", "write_kv"]
+__all__ = [
+    "AttentionMeta",
+    "Extent",
+    "attention",
+    "copy_blocks",
+    "has_kernels",
+    "most_shared_queries",
+    "qkv_norm_rope_write",
+    "write_kv",
+]
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
@@ -79,6 +88,19 @@ def attention(
         softcap=softcap,
         sinks_H=sinks_H,
     )
+
+
+def has_kernels(device_type: str, *, head_size: int, value_size: int) -> bool:
+    """Whether attention over heads of these sizes has kernels for a kind of device; torch does others, slowly."""
+    return implementation(__name__, device_type).has_kernels(head_size, value_size)
+
+
+def most_shared_queries(device_type: str, *, heads_per_kv: int, head_size: int, value_size: int) -> int:
+    """Queries of a request for which a step's meta may say that it shares keys with others; 0: it changes nothing."""
+    if not has_kernels(device_type, head_size=head_size, value_size=value_size):
+        return 0
+    size = max(head_size, value_size)
+    return implementation(__name__, device_type).most_shared_queries(heads_per_kv, size)
 
 
 def copy_blocks(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, *, copies: Sequence[tuple[int, int, int]]) -> None:

@@ -3,53 +3,12 @@
 #include <omp.h>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "few_rows.h"
 #include "many_rows.h"
+#include "plan.h"
 #include "write.h"
 
 namespace {
-
-constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
-constexpr int64_t SPLIT_ROWS = 16;        // up to so many rows, keys are split among tasks,
-constexpr int64_t SPLIT_KEYS = 512;       // at absolute multiples: a result doesn't depend on a request's neighbours
-constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
-                                          // token as in chunks of one: a verified text is the same to the last bit
-constexpr int64_t SERIAL_WORK = 1 << 18;  // multiplications below which waking other threads costs more than it gives
-
-// Rows whose keys were split: tasks [first_task, end_task).
-struct Merge {
-    int64_t first_task, end_task;
-};
-
-struct Plan {
-    std::vector<Task> tasks;
-    std::vector<Merge> merges;
-    int64_t partial_floats = 0, work = 0, most_rows = 0, most_few_rows = 0;
-};
-
-// alike_rows: the rows that decide how the tile is computed.
-template <class T>
-void plan_tile(const View<T>& view, Task task, int64_t alike_rows, Plan& plan) {
-    const int64_t rows = task.num_tokens * view.share();
-    const int64_t start = view.lowest(task.position), end = task.position + task.num_tokens;
-    const int64_t step = alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
-    task.is_few = alike_rows <= FEW_ROWS;
-    const int64_t first_task = plan.tasks.size();
-    task.is_split = (end - 1) / step > start / step;
-    for (int64_t key = start; key < end; key = task.end_key) {
-        task.first_key = key;
-        task.end_key = std::min(end, (key / step + 1) * step);
-        task.partial = plan.partial_floats;
-        plan.tasks.push_back(task);
-        plan.work += rows * (task.end_key - key) * view.size;
-        if (task.is_split) plan.partial_floats += State::num_floats(rows, view.size);
-    }
-    if (task.is_split) plan.merges.push_back({first_task, (int64_t)plan.tasks.size()});
-    int64_t& most = task.is_few ? plan.most_few_rows : plan.most_rows;
-    most = std::max(most, rows);
-}
 
 // Whether every block that will be read exists.
 template <class T>
@@ -63,59 +22,45 @@ bool makes_sense(const View<T>& view) {
         for (int64_t i = view.lowest(num_keys - num_tokens) / view.block_size; i <= (num_keys - 1) / view.block_size; i++)
             if (table[i] < 0 || table[i] >= view.num_blocks) return false;
     }
+    for (int64_t i = 0; i < view.num_shared * SHARED_COLUMNS; i++)
+        if (i % SHARED_COLUMNS >= 2 && view.shared[i] >= view.num_requests) return false;
     return true;
 }
 
 template <class T>
-Plan make_plan(const View<T>& view) {
-    Plan plan;
-    for (int64_t request = 0; request < view.num_requests; request++) {
-        const int64_t start = view.query_starts[request], num_tokens = view.query_starts[request + 1] - start;
-        const int64_t first_position = view.num_keys[request] - num_tokens;
-        const bool is_short = num_tokens <= ALIKE_TOKENS;
-        // Tokens whose sight begins at different keys would pair keys differently than each alone.
-        const bool is_together = view.lowest(first_position) == view.lowest(first_position + num_tokens - 1);
-        const int64_t step = is_short ? (is_together ? num_tokens : 1) : std::max<int64_t>(1, TASK_ROWS / view.share());
-        for (int64_t head = 0; head < view.num_kv_heads; head++)
-            for (int64_t token = 0; token < num_tokens; token += step) {
-                Task task{request, head, start + token, std::min(step, num_tokens - token), first_position + token};
-                plan_tile(view, task, view.share() * (is_short ? 1 : task.num_tokens), plan);
-            }
-    }
-    return plan;
-}
-
-template <class T>
 void merge(const View<T>& view, const Plan& plan, const Merge& merge) {
-    const Task& first = plan.tasks[merge.first_task];
-    const int64_t rows = first.num_tokens * view.share(), size = view.size;
+    const int64_t size = view.value_size, share = view.share();
+    auto state_of = [&](int64_t i) {
+        return State::at(view.partials + plan.parts[i].partial, plan.parts[i].rows, size);
+    };
     std::vector<float> sums(size);
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < merge.num_tokens * share; r++) {
         float high = -INFINITY, total = 0;
-        for (int64_t t = merge.first_task; t < merge.end_task; t++)
-            high = std::max(high, State::at(view.partials + plan.tasks[t].partial, rows, size).high[r]);
+        for (int64_t i = merge.first_part; i < merge.end_part; i++)
+            high = std::max(high, state_of(i).high[plan.parts[i].first_row + r]);
         std::fill(sums.begin(), sums.end(), 0.f);
-        for (int64_t t = merge.first_task; t < merge.end_task; t++) {
-            State part = State::at(view.partials + plan.tasks[t].partial, rows, size);
-            float keep = std::exp2(part.high[r] - high);
-            total += part.total[r] * keep;
+        for (int64_t i = merge.first_part; i < merge.end_part; i++) {
+            const State part = state_of(i);
+            const int64_t row = plan.parts[i].first_row + r;
+            const float keep = std::exp2(part.high[row] - high);
+            total += part.total[row] * keep;
             for (int64_t d = 0; d < size; d += LANES)
-                store(&sums[d], load(&sums[d]) + load(part.sums + r * size + d) * keep);
+                store(&sums[d], load(&sums[d]) + load(part.sums + row * size + d) * keep);
         }
-        finish_row(view, first.token + r / view.share(), first.kv_head * view.share() + r % view.share(), high, total,
-                   sums.data());
+        finish_row(view, merge.token + r / share, merge.kv_head * share + r % share, high, total, sums.data());
     }
 }
 
 template <class T>
 bool attend(View<T> view, int num_threads) {
     if (!makes_sense(view)) return false;
-    Plan plan = make_plan(view);
+    const Plan plan = make_plan(view, num_threads);
+    view.spans = plan.spans.data();
     std::vector<float> partials(plan.partial_floats);
     view.partials = partials.data();
     const int64_t num_tasks = plan.tasks.size(), num_merges = plan.merges.size();
-    const int64_t bytes = std::max(ManyRowsScratch<T>::num_bytes(plan.most_rows, view.size),
-                                   FewRowsScratch<T>::num_bytes(plan.most_few_rows, view.size));
+    const int64_t bytes = std::max(ManyRowsScratch<T>::num_bytes(plan.most_rows, view.size, view.value_size),
+                                   FewRowsScratch<T>::num_bytes(plan.most_few_rows, view.size, view.value_size));
 #pragma omp parallel num_threads(num_threads) if (plan.work > SERIAL_WORK)
     {
         thread_local std::vector<char> memory;
@@ -143,13 +88,15 @@ bool are_slots(const int64_t* slots, int64_t num_tokens, int64_t num_slots) {
 
 #define ATTENTION(name, T)                                                                                            \
     bool name(const T* q, const T* k, const T* v, T* out, const int32_t* query_starts, const int32_t* num_keys,       \
-              const int32_t* tables, const float* sinks, int64_t num_requests, int64_t num_heads, int64_t num_blocks, \
-              int64_t num_kv_heads, int64_t block_size, int64_t size, int64_t q_token, int64_t q_head,                \
-              int64_t k_block, int64_t k_head, int64_t v_block, int64_t v_head, int64_t table_stride,                 \
-              int64_t table_width, int64_t window, int64_t chunk, float scale, float softcap, int32_t num_threads) {  \
-        return attend(View<T>{q, k, v, out, query_starts, num_keys, tables, sinks, nullptr, num_requests, num_heads,  \
-                              num_blocks, num_kv_heads, block_size, size, q_token, q_head, k_block, k_head, v_block,  \
-                              v_head, table_stride, table_width, window, chunk, scale, softcap},                      \
+              const int32_t* tables, const float* sinks, const int32_t* shared, int64_t num_requests,                 \
+              int64_t num_heads, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t size,          \
+              int64_t value_size, int64_t q_token, int64_t q_head, int64_t k_block, int64_t k_head, int64_t k_slot,   \
+              int64_t v_block, int64_t v_head, int64_t v_slot, int64_t table_stride, int64_t table_width,             \
+              int64_t num_shared, int64_t window, int64_t chunk, float scale, float softcap, int32_t num_threads) {   \
+        return attend(View<T>{q, k, v, out, query_starts, num_keys, tables, sinks, shared, num_requests, num_heads,   \
+                              num_blocks, num_kv_heads, block_size, size, value_size, q_token, q_head, k_block,       \
+                              k_head, k_slot, v_block, v_head, v_slot, table_stride, table_width, num_shared, window, \
+                              chunk, scale, softcap},                                                                 \
                       num_threads);                                                                                   \
     }
 
@@ -158,17 +105,21 @@ extern "C" {
 ATTENTION(attention_float, float)
 ATTENTION(attention_bf16, bf16)
 
+// All strides in bytes.
 bool write_kv(const char* k, const char* v, char* k_cache, char* v_cache, const int64_t* slots, int64_t num_tokens,
-              int64_t num_blocks, int64_t num_heads, int64_t block_size, int64_t row_bytes, int64_t k_token, int64_t k_head,
-              int64_t v_token, int64_t v_head, int64_t k_cache_block, int64_t k_cache_head, int64_t v_cache_block,
-              int64_t v_cache_head, int32_t num_threads) {
+              int64_t num_blocks, int64_t num_heads, int64_t block_size, int64_t k_bytes, int64_t v_bytes, int64_t k_token,
+              int64_t k_head, int64_t v_token, int64_t v_head, int64_t k_cache_block, int64_t k_cache_head,
+              int64_t k_cache_slot, int64_t v_cache_block, int64_t v_cache_head, int64_t v_cache_slot,
+              int32_t num_threads) {
     if (!are_slots(slots, num_tokens, num_blocks * block_size)) return false;
-#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_heads * row_bytes > 1 << 17)
+#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_heads * (k_bytes + v_bytes) > 1 << 18)
     for (int64_t t = 0; t < num_tokens; t++) {
-        const int64_t block = slots[t] / block_size, offset = slots[t] % block_size * row_bytes;
+        const int64_t block = slots[t] / block_size, slot = slots[t] % block_size;
+        char *k_to = k_cache + block * k_cache_block + slot * k_cache_slot;
+        char *v_to = v_cache + block * v_cache_block + slot * v_cache_slot;
         for (int64_t h = 0; h < num_heads; h++) {
-            memcpy(k_cache + block * k_cache_block + h * k_cache_head + offset, k + t * k_token + h * k_head, row_bytes);
-            memcpy(v_cache + block * v_cache_block + h * v_cache_head + offset, v + t * v_token + h * v_head, row_bytes);
+            memcpy(k_to + h * k_cache_head, k + t * k_token + h * k_head, k_bytes);
+            if (v_bytes) memcpy(v_to + h * v_cache_head, v + t * v_token + h * v_head, v_bytes);
         }
     }
     return true;
@@ -183,8 +134,8 @@ int self_test() {
     for (int i = 0; i < 32; i++) v[i] = i < 16 ? 1 : 3;
     const int32_t starts[] = {0, 1}, num_keys[] = {2}, table[] = {0};
     for (int64_t heads : {1, 9}) {
-        attention_float(q, k, v, out, starts, num_keys, table, nullptr, 1, heads, 1, 1, 2, 16, 16 * heads, 16, 32, 32,
-                        32, 32, 1, 1, 0, 0, 1, 0, 2);
+        attention_float(q, k, v, out, starts, num_keys, table, nullptr, nullptr, 1, heads, 1, 1, 2, 16, 16, 16 * heads,
+                        16, 32, 32, 16, 32, 32, 16, 1, 1, 0, 0, 0, 1, 0, 2);
         for (int i = 0; i < 16 * heads; i++)
             if (!(std::abs(out[i] - 2) < 1e-5f)) return 1;
     }

@@ -14,8 +14,12 @@ _LANES = 16
 """The C++ takes head sizes that are a multiple of this, as all models' are; others go through torch."""
 _MAX_HEAD_SIZE = 1024
 
-_ATTENTION = "pppppppp" + "l" * 16 + "ff?"
-_QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 12 + "f?"
+_ATTENTION = "ppppppppp" + "l" * 20 + "ff?"
+_QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 15 + "f?"
+
+_SHARED_QUERIES = 17
+_SHARED_HEADS = 16
+"""Requests of more tokens, or with more heads on a kv head, have rows enough to repay reading keys by themselves."""
 
 copy_blocks = reference.copy_blocks
 
@@ -26,7 +30,7 @@ library = NativeLibrary(
         "attention_bf16": _ATTENTION,
         "qkv_norm_rope_write_float": _QKV_NORM_ROPE_WRITE,
         "qkv_norm_rope_write_bf16": _QKV_NORM_ROPE_WRITE,
-        "write_kv": "ppppp" + "l" * 13 + "?",
+        "write_kv": "ppppp" + "l" * 16 + "?",
     },
 )
 
@@ -34,15 +38,14 @@ library = NativeLibrary(
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
     """As reference.write_kv."""
     native = library.load()
-    is_whole = _has_whole_blocks(k_cache_BKPD) and _has_whole_blocks(v_cache_BKPD)
-    if native is None or not is_whole or k_cache_BKPD.shape != v_cache_BKPD.shape:
+    if native is None or not (_has_whole_heads(k_cache_BKPD) and _has_whole_heads(v_cache_BKPD)):
         _check_slots(slots_T, k_cache_BKPD)
         reference.write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
         return
     k_TKD, v_TKD, slots_T = _with_rows(k_TKD), _with_rows(v_TKD), slots_T.contiguous()
     num_tokens, num_heads, head_size = k_TKD.shape
     bytes_each = k_TKD.element_size()
-    strides = (stride for x in (k_TKD, v_TKD, k_cache_BKPD, v_cache_BKPD) for stride in x.stride()[:2])
+    strides = (*k_TKD.stride()[:2], *v_TKD.stride()[:2], *k_cache_BKPD.stride()[:3], *v_cache_BKPD.stride()[:3])
     is_done = native.write_kv(
         k_TKD.data_ptr(),
         v_TKD.data_ptr(),
@@ -54,6 +57,7 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD
         num_heads,
         k_cache_BKPD.shape[2],
         head_size * bytes_each,
+        v_TKD.shape[2] * bytes_each,
         *(stride * bytes_each for stride in strides),
         num_threads(),
     )
@@ -75,7 +79,7 @@ def attention(
 ) -> Tensor:
     """As reference.attention."""
     native = library.load()
-    num_tokens, num_heads, head_size = q_THD.shape
+    num_tokens, num_heads, _ = q_THD.shape
     if native is None or not _can_run(k_cache_BKPD, v_cache_BKPD):
         return fallback.attention(
             q_THD,
@@ -92,7 +96,8 @@ def attention(
     if sinks_H is not None:
         sinks_H = sinks_H.float().contiguous()
     tables_RB = meta.block_tables_RB if meta.block_tables_RB.stride(1) == 1 else meta.block_tables_RB.contiguous()
-    out_THD = torch.empty(num_tokens, num_heads, head_size, dtype=q_THD.dtype)
+    tiles_XC = None if meta.shared is None else meta.shared.tiles_XC.contiguous()
+    out_THD = torch.empty(num_tokens, num_heads, v_cache_BKPD.shape[3], dtype=q_THD.dtype)
     run = native.attention_bf16 if q_THD.dtype == torch.bfloat16 else native.attention_float
     is_done = run(
         q_THD.data_ptr(),
@@ -103,14 +108,17 @@ def attention(
         meta.num_keys.data_ptr(),
         tables_RB.data_ptr(),
         None if sinks_H is None else sinks_H.data_ptr(),
+        None if tiles_XC is None else tiles_XC.data_ptr(),
         meta.num_keys.shape[0],
         num_heads,
         *k_cache_BKPD.shape,
+        v_cache_BKPD.shape[3],
         *q_THD.stride()[:2],
-        *k_cache_BKPD.stride()[:2],
-        *v_cache_BKPD.stride()[:2],
+        *k_cache_BKPD.stride()[:3],
+        *v_cache_BKPD.stride()[:3],
         tables_RB.stride(0),
         tables_RB.shape[1],
+        0 if tiles_XC is None else len(tiles_XC),
         window or 0,
         chunk or 0,
         scale,
@@ -120,9 +128,20 @@ def attention(
     if not is_done:
         raise IndexError(
             f"num_keys {meta.num_keys.tolist()} with queries from {meta.query_starts.tolist()} and block tables "
-            f"{list(tables_RB.shape)} don't fit each other, or a visible entry leaves [0, {k_cache_BKPD.shape[0]})"
+            f"{list(tables_RB.shape)} don't fit each other, a visible entry leaves [0, {k_cache_BKPD.shape[0]}), "
+            f"or a tile of shared keys names a request beyond {meta.num_keys.shape[0] - 1}"
         )
     return out_THD
+
+
+def has_kernels(*sizes: int) -> bool:
+    """Whether the C++ is there, and takes heads of these sizes."""
+    return library.load() is not None and all(0 < size <= _MAX_HEAD_SIZE and size % _LANES == 0 for size in sizes)
+
+
+def most_shared_queries(heads_per_kv: int, _head_size: int) -> int:
+    """A token and its drafts."""
+    return _SHARED_QUERIES if heads_per_kv <= _SHARED_HEADS else 0
 
 
 def qkv_norm_rope_write(
@@ -161,8 +180,8 @@ def qkv_norm_rope_write(
     q_norm_D = None if q_norm_D is None else q_norm_D.contiguous()
     k_norm_D = None if k_norm_D is None else k_norm_D.contiguous()
     num_tokens, num_columns = qkv_TC.shape
-    head_size = k_cache_BKPD.shape[3]
-    num_heads = num_columns // head_size - 2 * k_cache_BKPD.shape[1]
+    num_kv_heads, head_size, value_size = k_cache_BKPD.shape[1], k_cache_BKPD.shape[3], v_cache_BKPD.shape[3]
+    num_heads = (num_columns - num_kv_heads * value_size) // head_size - num_kv_heads
     q_THD = torch.empty(num_tokens, num_heads, head_size, dtype=qkv_TC.dtype)
     run = native.qkv_norm_rope_write_bf16 if qkv_TC.dtype == torch.bfloat16 else native.qkv_norm_rope_write_float
     is_done = run(
@@ -180,10 +199,11 @@ def qkv_norm_rope_write(
         num_tokens,
         num_heads,
         *k_cache_BKPD.shape,
+        value_size,
         cos_TD.shape[1],
         qkv_TC.stride(0),
-        *k_cache_BKPD.stride()[:2],
-        *v_cache_BKPD.stride()[:2],
+        *k_cache_BKPD.stride()[:3],
+        *v_cache_BKPD.stride()[:3],
         eps,
         num_threads(),
     )
@@ -213,17 +233,11 @@ def _with_rows(x_THD: Tensor) -> Tensor:
     return x_THD if x_THD.stride(2) == 1 else x_THD.contiguous()
 
 
-def _has_whole_blocks(cache_BKPD: Tensor) -> bool:
-    """Whether the slots of a block and head lie in one piece; blocks and heads may be apart."""
-    return cache_BKPD.stride(3) == 1 and cache_BKPD.stride(2) == cache_BKPD.shape[3]
+def _has_whole_heads(cache_BKPD: Tensor) -> bool:
+    """Whether a head's elements lie in one piece; slots, heads and blocks may be apart."""
+    return cache_BKPD.stride(3) == 1 or cache_BKPD.shape[3] == 0
 
 
 def _can_run(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> bool:
-    head_size = k_cache_BKPD.shape[3]
-    return (
-        k_cache_BKPD.shape == v_cache_BKPD.shape
-        and head_size % _LANES == 0
-        and head_size <= _MAX_HEAD_SIZE
-        and _has_whole_blocks(k_cache_BKPD)
-        and _has_whole_blocks(v_cache_BKPD)
-    )
+    are_whole = _has_whole_heads(k_cache_BKPD) and _has_whole_heads(v_cache_BKPD)
+    return are_whole and has_kernels(k_cache_BKPD.shape[3], v_cache_BKPD.shape[3])

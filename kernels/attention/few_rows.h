@@ -40,13 +40,14 @@ INLINE void prefetch(const T* line, int64_t ahead) {
     __builtin_prefetch((const char*)line + ahead, 0, 2);
 }
 
-// Scores of R rows with 16 / R keys that lie one after the other, of which `there` exist: scores[row * KEY_BLOCK + key].
+// Scores of R rows with 16 / R keys that lie k_slot apart, of which `there` exist: scores[row * KEY_BLOCK + key].
 template <int R, class T>
-INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t ahead, int64_t size, float* scores) {
+INLINE void score_keys(const T* q, const T* k, int64_t k_slot, int64_t there, int64_t ahead, int64_t size,
+                       float* scores) {
     typedef Pair<T> P;
     constexpr int KEYS = LANES / R;
     const T* key[KEYS];
-    for (int i = 0; i < KEYS; i++) key[i] = k + std::min<int64_t>(i, there - 1) * size;
+    for (int i = 0; i < KEYS; i++) key[i] = k + std::min<int64_t>(i, there - 1) * k_slot;
     vf total[R * KEYS] = {};
     int64_t d = 0;
     for (; d + P::WIDTH <= size; d += P::WIDTH) {
@@ -71,9 +72,10 @@ INLINE void score_keys(const T* q, const T* k, int64_t there, int64_t ahead, int
     for (int r = 0; r < R; r++) memcpy(scores + r * KEY_BLOCK, found + r * KEYS, there * sizeof(float));
 }
 
-// N tiles of sums[R][size] += weights[R][KEY_BLOCK] times values that lie one after the other.
+// N tiles of sums[R][size] += weights[R][KEY_BLOCK] times values that lie v_slot apart.
 template <int R, int N, class T>
-INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t ahead, int64_t size, float* sums) {
+INLINE void weigh_tiles(const T* weights, const T* v, int64_t v_slot, int64_t num_keys, int64_t ahead, int64_t size,
+                        float* sums) {
     typedef Line<T> L;
     vf total[R][N];
 #pragma GCC unroll 4
@@ -83,11 +85,11 @@ INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t 
     auto add_keys = [&](int64_t i, const T* second, const T* weight, int64_t weight_stride) METHOD {
         for (int key = 0; key < L::DEPTH; key++)
             for (int byte = 0; byte < N * LANES * (int)sizeof(T); byte += 64)
-                prefetch((const char*)(v + (i + key) * size) + byte, ahead);
+                prefetch((const char*)(v + (i + key) * v_slot) + byte, ahead);
         typename L::Weights x[N];
 #pragma GCC unroll 4
         for (int n = 0; n < N; n++) {
-            vu line = value_line(v + i * size, second, n * LANES);
+            vu line = value_line(v + i * v_slot, second, n * LANES);
             x[n] = L::weights((const T*)&line);
         }
 #pragma GCC unroll 4
@@ -99,7 +101,7 @@ INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t 
     };
     int64_t i = 0;
     for (; i + L::DEPTH <= num_keys; i += L::DEPTH)
-        add_keys(i, v + (i + L::DEPTH - 1) * size, weights + i, KEY_BLOCK);
+        add_keys(i, v + (i + L::DEPTH - 1) * v_slot, weights + i, KEY_BLOCK);
     if (i < num_keys) {  // one key left of a pair
         T last[R][L::DEPTH] = {};
         for (int r = 0; r < R; r++) last[r][0] = weights[r * KEY_BLOCK + i];
@@ -112,17 +114,20 @@ INLINE void weigh_tiles(const T* weights, const T* v, int64_t num_keys, int64_t 
 }
 
 template <int R, class T>
-INLINE void weigh_values(const T* weights, const T* v, int64_t num_keys, int64_t ahead, int64_t size, float* sums) {
+INLINE void weigh_values(const T* weights, const T* v, int64_t v_slot, int64_t num_keys, int64_t ahead, int64_t size,
+                         float* sums) {
     int64_t d = 0;
-    for (; d + 4 * LANES <= size; d += 4 * LANES) weigh_tiles<R, 4>(weights, v + d, num_keys, ahead, size, sums + d);
-    for (; d < size; d += LANES) weigh_tiles<R, 1>(weights, v + d, num_keys, ahead, size, sums + d);
+    for (; d + 4 * LANES <= size; d += 4 * LANES)
+        weigh_tiles<R, 4>(weights, v + d, v_slot, num_keys, ahead, size, sums + d);
+    for (; d < size; d += LANES) weigh_tiles<R, 1>(weights, v + d, v_slot, num_keys, ahead, size, sums + d);
 }
 
 // R rows from `row` on, against one key block.
 template <int R, class T>
 __attribute__((noinline)) void attend_block(const View<T>& view, const Task& task, const T* q, int64_t row,
                                             int64_t key, const State& state) {
-    const int64_t size = view.size, end = std::min(key + KEY_BLOCK, task.end_key), start = std::max(key, task.first_key);
+    const int64_t size = view.size, value_size = view.value_size;
+    const int64_t end = std::min(key + KEY_BLOCK, task.end_key), start = std::max(key, task.first_key);
     const int64_t ahead_keys = std::max<int64_t>(1, AHEAD_BYTES / (size * sizeof(T)));
     constexpr int WIDE = R == 3 ? 4 : R;  // rows scored at once
     alignas(64) float scores[WIDE * KEY_BLOCK];
@@ -131,7 +136,8 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
         Segment at = segment_at(view, task, next, end);
         Segment ahead = next + ahead_keys < task.end_key ? segment_at(view, task, next + ahead_keys, task.end_key) : at;
         for (int64_t i = 0; i < at.num_keys; i += LANES / WIDE)
-            score_keys<WIDE>(q + row * size, view.k + at.k_offset + i * size, std::min<int64_t>(LANES / WIDE, at.num_keys - i),
+            score_keys<WIDE>(q + row * size, view.k + at.k_offset + i * view.k_slot, view.k_slot,
+                             std::min<int64_t>(LANES / WIDE, at.num_keys - i),
                              (ahead.k_offset - at.k_offset) * sizeof(T), size, scores + next - key + i);
         next += at.num_keys;
     }
@@ -140,15 +146,15 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
         sight(view, task, row + r, key, first, last);
         float keep = soften(scores + r * KEY_BLOCK, weights + r * KEY_BLOCK, first, last, view.scale, view.softcap,
                             state.high[row + r], state.total[row + r]);
-        float* sums = state.sums + (row + r) * size;
+        float* sums = state.sums + (row + r) * value_size;
         if (keep != 1)
-            for (int64_t d = 0; d < size; d += LANES) store(sums + d, load(sums + d) * keep);
+            for (int64_t d = 0; d < value_size; d += LANES) store(sums + d, load(sums + d) * keep);
     }
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);
         Segment ahead = next + ahead_keys < task.end_key ? segment_at(view, task, next + ahead_keys, task.end_key) : at;
-        weigh_values<R>(weights + next - key, view.v + at.v_offset, at.num_keys,
-                        (ahead.v_offset - at.v_offset) * sizeof(T), size, state.sums + row * size);
+        weigh_values<R>(weights + next - key, view.v + at.v_offset, view.v_slot, at.num_keys,
+                        (ahead.v_offset - at.v_offset) * sizeof(T), value_size, state.sums + row * value_size);
         next += at.num_keys;
     }
 }
@@ -156,8 +162,8 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
 template <class T>
 struct FewRowsScratch {
     // One row more than used, for three rows are scored as four.
-    static int64_t num_bytes(int64_t rows, int64_t size) {
-        return (rows + 1) * size * sizeof(T) + State::num_floats(rows, size) * 4;
+    static int64_t num_bytes(int64_t rows, int64_t size, int64_t value_size) {
+        return (rows + 1) * size * sizeof(T) + State::num_floats(rows, value_size) * 4;
     }
 };
 
@@ -165,8 +171,8 @@ template <class T>
 void attend_few_rows(const View<T>& view, const Task& task, char* memory) {
     const int64_t rows = task.num_tokens * view.share(), size = view.size;
     float* state_memory = (float*)memory;
-    T* q = (T*)(state_memory + State::num_floats(rows, size));
-    State state = State::at(task.is_split ? view.partials + task.partial : state_memory, rows, size);
+    T* q = (T*)(state_memory + State::num_floats(rows, view.value_size));
+    State state = State::at(task.is_split ? view.partials + task.partial : state_memory, rows, view.value_size);
     state.clear(rows);
     memset(q + rows * size, 0, size * sizeof(T));
     gather_queries(view, task, q);

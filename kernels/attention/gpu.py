@@ -1,31 +1,35 @@
 """Attention over blocks on a GPU: one launch for requests of several queries, one and a merge for those of one.
 
-Values whose heads differ in size from keys' go through torch, and so do heads too large for a tile (latent attention).
+Heads too large for any tile go through torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from triton import next_power_of_2
 
-from hybrid_engine.kernels.attention import fallback, reference
+from hybrid_engine.kernels.attention import fallback
+from hybrid_engine.kernels.attention.gpu_write import cache_strides, copy_blocks, qkv_norm_rope_write, write_kv
 from hybrid_engine.kernels.attention.meta import AttentionMeta
+from hybrid_engine.kernels.attention.shared import SHARED_UNIT, TILE_MEMBERS, SharedKeys
 from hybrid_engine.kernels.attention.triton_decode import decode_kernel, merge_kernel
 from hybrid_engine.kernels.attention.triton_prefill import prefill_kernel
-from hybrid_engine.kernels.attention.triton_write import copy_kernel, qkv_norm_rope_write_kernel, write_kernel
+from hybrid_engine.kernels.attention.triton_shared import shared_kernel
 from hybrid_engine.kernels.triton_math import dot_precision
 
-_MAX_HEAD_SIZE = 512
+__all__ = ["attention", "copy_blocks", "has_kernels", "most_shared_queries", "qkv_norm_rope_write", "write_kv"]
+
+_MAX_VALUE_SIZE = 512
+_MAX_HEAD_SIZE = _MAX_VALUE_SIZE + 128
+"""A key of more elements than a value can have is taken in two parts: latents, and what heads share beside them."""
 SPLIT_TOKENS = 256
 """Keys of one split in decoding: fixed, so that a request's result doesn't depend on its neighbours."""
 _MERGE_SPLITS = 16
 _UNLIMITED = 1 << 30
 """Stands for no window and no chunk; positions stay below it."""
-_PROGRAM_ELEMENTS = 4096
 _MIN_DOT = 16
 
 
@@ -48,7 +52,8 @@ def prefill_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
     # none was tried on a GPU yet.
     if size_padded <= 128:
         return Tiles(rows=128, keys=64, num_warps=8, num_stages=1)
-    return Tiles(rows=128 if size_padded <= 256 else 64, keys=32, num_warps=8, num_stages=1)
+    # 64 rows of 512 sums each, as Hopper's own products want them, don't fit into registers.
+    return Tiles(rows=128 if size_padded <= 256 else 32, keys=32, num_warps=8, num_stages=1)
 
 
 def decode_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
@@ -58,30 +63,18 @@ def decode_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
     return Tiles(rows=_MIN_DOT, keys=64 if size_padded <= 128 else 32, num_warps=4, num_stages=3)
 
 
-def write_kv(k_TKD: Tensor, v_TKD: Tensor, *, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, slots_T: Tensor) -> None:
-    """As reference.write_kv; tokens whose slot is below 0 are passed over."""
-    num_tokens, num_heads, size = k_TKD.shape
-    if k_TKD.numel() == 0:
-        return
-    if k_TKD.shape != v_TKD.shape:
-        reference.write_kv(k_TKD, v_TKD, k_cache_BKPD=k_cache_BKPD, v_cache_BKPD=v_cache_BKPD, slots_T=slots_T)
-        return
-    write_kernel[(num_tokens,)](
-        k_TKD,
-        v_TKD,
-        k_cache_BKPD,
-        v_cache_BKPD,
-        slots_T.contiguous(),
-        *k_TKD.stride(),
-        *v_TKD.stride(),
-        *_strides(k_cache_BKPD),
-        *_strides(v_cache_BKPD),
-        NUM_HEADS=num_heads,
-        SIZE=size,
-        BLOCK_SIZE=k_cache_BKPD.shape[2],
-        HEADS=next_power_of_2(num_heads),
-        PADDED=next_power_of_2(size),
-    )
+def shared_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
+    """The table of decode over shared keys, whose rows are the heads of several requests."""
+    if dtype == torch.float32:
+        return prefill_tiles(dtype, size_padded)
+    if size_padded <= 128:
+        return Tiles(rows=64, keys=64, num_warps=4, num_stages=1)
+    return Tiles(rows=64 if size_padded <= 256 else 32, keys=16, num_warps=8, num_stages=1)
+
+
+def has_kernels(head_size: int, value_size: int) -> bool:
+    """Whether the kernels take heads of these sizes."""
+    return head_size <= _MAX_HEAD_SIZE and 0 < value_size <= _MAX_VALUE_SIZE
 
 
 def attention(
@@ -97,7 +90,7 @@ def attention(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """As reference.attention; what a request without keys gets is anything."""
-    if k_cache_BKPD.shape != v_cache_BKPD.shape or k_cache_BKPD.shape[3] > _MAX_HEAD_SIZE:
+    if not has_kernels(k_cache_BKPD.shape[3], v_cache_BKPD.shape[3]):
         return fallback.attention(
             q_THD,
             k_cache_BKPD=k_cache_BKPD,
@@ -111,8 +104,8 @@ def attention(
         )
     if q_THD.stride(2) != 1:
         q_THD = q_THD.contiguous()
-    num_tokens, num_heads, size = q_THD.shape
-    out_THD = torch.empty(num_tokens, num_heads, size, dtype=q_THD.dtype, device=q_THD.device)
+    num_tokens, num_heads, _ = q_THD.shape
+    out_THD = q_THD.new_empty(num_tokens, num_heads, v_cache_BKPD.shape[3])
     if out_THD.numel() == 0:
         return out_THD
     tables_RB = meta.block_tables_RB if meta.block_tables_RB.stride(1) == 1 else meta.block_tables_RB.contiguous()
@@ -122,11 +115,10 @@ def attention(
         "softcap": softcap or 0.0,
         "stride_table": tables_RB.stride(0),
         "GROUP": num_heads // k_cache_BKPD.shape[1],
-        "SIZE": size,
-        "PADDED": max(_MIN_DOT, next_power_of_2(size)),
         "BLOCK_SIZE": k_cache_BKPD.shape[2],
         "HAS_CAP": softcap is not None,
         "PRECISION": dot_precision(q_THD.dtype),
+        **_head_sizes(k_cache_BKPD, v_cache_BKPD),
         **limits,
         **_named_strides(q_THD, k_cache_BKPD, v_cache_BKPD),
     }
@@ -150,9 +142,10 @@ def _prefill(
     options: dict,
 ) -> None:
     num_tokens, num_rows = len(q_THD), len(meta.num_keys)
-    tiles = prefill_tiles(q_THD.dtype, options["PADDED"])
-    queries = max(1, tiles.rows // options["GROUP"])
-    prefill_kernel[(num_tokens // queries + num_rows, caches[0].shape[1])](
+    tiles = prefill_tiles(q_THD.dtype, _largest(options))
+    num_programs, heads = _cut_group(options["GROUP"], tiles.rows)
+    queries = max(1, tiles.rows // heads)
+    prefill_kernel[(num_tokens // queries + num_rows, caches[0].shape[1] * num_programs)](
         q_THD,
         *caches,
         q_THD if sinks_H is None else sinks_H,
@@ -161,8 +154,9 @@ def _prefill(
         meta.num_keys,
         tables_RB,
         num_rows,
+        HEADS=heads,
         QUERIES=queries,
-        ROWS=max(_MIN_DOT, next_power_of_2(queries * options["GROUP"])),
+        ROWS=max(_MIN_DOT, next_power_of_2(queries * heads)),
         TILE=tiles.keys,
         HAS_SINKS=sinks_H is not None,
         num_warps=tiles.num_warps,
@@ -181,14 +175,17 @@ def _decode(
     options: dict,
     num_splits: int,
 ) -> None:
-    (_, num_heads, size), num_rows = q_THD.shape, len(meta.num_keys)
+    (_, num_heads, size), num_rows = out_THD.shape, len(meta.num_keys)
     is_whole = num_splits == 1 and sinks_H is None
+    members = _members_of_program(q_THD.dtype, _largest(options), options["GROUP"])
+    shared = None if is_whole or members < 2 else meta.shared
     part, lse = out_THD, out_THD
     if not is_whole:
         part = torch.empty(num_rows, num_heads, num_splits, size, dtype=torch.float32, device=q_THD.device)
         lse = torch.empty(num_rows, num_heads, num_splits, dtype=torch.float32, device=q_THD.device)
-    tiles = decode_tiles(q_THD.dtype, options["PADDED"])
-    decode_kernel[(num_rows, caches[0].shape[1], num_splits)](
+    tiles = decode_tiles(q_THD.dtype, _largest(options))
+    num_programs, heads = _cut_group(options["GROUP"], 64 if _largest(options) <= 256 else 32)
+    decode_kernel[(num_rows, caches[0].shape[1] * num_programs, num_splits)](
         q_THD,
         *caches,
         part,
@@ -196,14 +193,19 @@ def _decode(
         meta.query_starts,
         meta.num_keys,
         tables_RB,
-        GROUP_PADDED=max(tiles.rows, next_power_of_2(options["GROUP"])),
+        meta.num_keys if shared is None else shared.spans_R2,
+        HEADS=heads,
+        ROWS=max(tiles.rows, next_power_of_2(heads)),
         SPLIT=SPLIT_TOKENS,
         TILE=tiles.keys,
+        HAS_SHARED=shared is not None,
         IS_WHOLE=is_whole,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **options,
     )
+    if shared is not None:
+        _decode_shared(q_THD, caches, (part, lse), meta, tables_RB, shared, members, options)
     if not is_whole:
         merge_kernel[(num_rows, num_heads)](
             part,
@@ -214,10 +216,54 @@ def _decode(
             num_splits,
             NUM_HEADS=num_heads,
             SIZE=size,
-            PADDED=options["PADDED"],
+            PADDED=options["V_PADDED"],
             TILE=_MERGE_SPLITS,
             HAS_SINKS=sinks_H is not None,
         )
+
+
+def _decode_shared(
+    q_THD: Tensor,
+    caches: tuple[Tensor, Tensor],
+    parts: tuple[Tensor, Tensor],
+    meta: AttentionMeta,
+    tables_RB: Tensor,
+    shared: SharedKeys,
+    members: int,
+    options: dict,
+) -> None:
+    assert SHARED_UNIT % SPLIT_TOKENS == 0, (SHARED_UNIT, SPLIT_TOKENS)
+    tiles = shared_tiles(q_THD.dtype, _largest(options))
+    num_programs = len(shared.tiles_XC) * -(-TILE_MEMBERS // members)
+    most_splits = -(-meta.extent.most_keys_of_single_queries // SPLIT_TOKENS)
+    shared_kernel[(num_programs, caches[0].shape[1], most_splits)](
+        q_THD,
+        *caches,
+        *parts,
+        meta.query_starts,
+        meta.num_keys,
+        tables_RB,
+        shared.tiles_XC,
+        parts[1].shape[2],
+        MEMBERS=members,
+        TILE_MEMBERS=TILE_MEMBERS,
+        ROWS=max(_MIN_DOT, next_power_of_2(members * options["GROUP"])),
+        SPLIT=SPLIT_TOKENS,
+        TILE=tiles.keys,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **options,
+    )
+
+
+def _members_of_program(dtype: torch.dtype, size_padded: int, heads_per_kv: int) -> int:
+    """Requests whose heads are the rows of one program."""
+    return min(TILE_MEMBERS, shared_tiles(dtype, size_padded).rows // heads_per_kv)
+
+
+def most_shared_queries(heads_per_kv: int, head_size: int) -> int:
+    """One: others are prefill's."""
+    return int(_members_of_program(torch.bfloat16, next_power_of_2(head_size), heads_per_kv) > 1)
 
 
 def _num_splits(num_keys: int, limit: int) -> int:
@@ -226,111 +272,37 @@ def _num_splits(num_keys: int, limit: int) -> int:
     return of_all if limit >= num_keys else min(of_all, (limit + SPLIT_TOKENS - 2) // SPLIT_TOKENS + 1)
 
 
-def qkv_norm_rope_write(
-    qkv_TC: Tensor,
-    *,
-    k_cache_BKPD: Tensor,
-    v_cache_BKPD: Tensor,
-    slots_T: Tensor,
-    cos_TD: Tensor,
-    sin_TD: Tensor,
-    q_norm_D: Tensor | None,
-    k_norm_D: Tensor | None,
-    eps: float,
-    zero_centered: bool,
-) -> Tensor:
-    """As reference.qkv_norm_rope_write; of tokens whose slot is below 0 nothing is stored."""
-    if k_cache_BKPD.shape != v_cache_BKPD.shape:
-        return reference.qkv_norm_rope_write(
-            qkv_TC,
-            k_cache_BKPD=k_cache_BKPD,
-            v_cache_BKPD=v_cache_BKPD,
-            slots_T=slots_T,
-            cos_TD=cos_TD,
-            sin_TD=sin_TD,
-            q_norm_D=q_norm_D,
-            k_norm_D=k_norm_D,
-            eps=eps,
-            zero_centered=zero_centered,
-        )
-    if qkv_TC.stride(1) != 1:
-        qkv_TC = qkv_TC.contiguous()
-    (num_tokens, num_columns), (_, num_kv_heads, block_size, size) = qkv_TC.shape, k_cache_BKPD.shape
-    num_heads = num_columns // size - 2 * num_kv_heads
-    q_THD = torch.empty(num_tokens, num_heads, size, dtype=qkv_TC.dtype, device=qkv_TC.device)
-    if num_tokens == 0:
-        return q_THD
-    padded = next_power_of_2(size)
-    rows = max(1, min(_PROGRAM_ELEMENTS // padded, next_power_of_2(num_heads + 2 * num_kv_heads)))
-    qkv_norm_rope_write_kernel[(num_tokens, -(-(num_heads + 2 * num_kv_heads) // rows))](
-        qkv_TC,
-        qkv_TC if q_norm_D is None else q_norm_D.contiguous(),
-        qkv_TC if k_norm_D is None else k_norm_D.contiguous(),
-        cos_TD.contiguous(),
-        sin_TD.contiguous(),
-        slots_T.contiguous(),
-        q_THD,
-        k_cache_BKPD,
-        v_cache_BKPD,
-        eps,
-        qkv_TC.stride(0),
-        *_strides(k_cache_BKPD),
-        *_strides(v_cache_BKPD),
-        HEADS=num_heads,
-        KV_HEADS=num_kv_heads,
-        SIZE=size,
-        ROTARY=cos_TD.shape[1],
-        BLOCK_SIZE=block_size,
-        HAS_Q_NORM=q_norm_D is not None,
-        HAS_K_NORM=k_norm_D is not None,
-        IS_CENTERED=zero_centered,
-        ROWS=rows,
-        PADDED=padded,
-    )
-    return q_THD
+def _head_sizes(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> dict[str, int | bool]:
+    """What tiles the kernels take heads in: of a key PADDED elements and REST more, of a value V_PADDED."""
+    size, value_size = k_cache_BKPD.shape[3], v_cache_BKPD.shape[3]
+    padded, value_padded = (max(_MIN_DOT, next_power_of_2(each)) for each in (size, value_size))
+    is_part = v_cache_BKPD.untyped_storage() is k_cache_BKPD.untyped_storage()
+    is_part &= v_cache_BKPD.storage_offset() == k_cache_BKPD.storage_offset()
+    is_part &= v_cache_BKPD.stride() == k_cache_BKPD.stride()
+    rest = 0
+    if size > _MAX_VALUE_SIZE:
+        padded, rest = _MAX_VALUE_SIZE, max(_MIN_DOT, next_power_of_2(size - _MAX_VALUE_SIZE))
+    return {
+        "SIZE": size,
+        "PADDED": padded,
+        "REST": rest,
+        "V_SIZE": value_size,
+        "V_PADDED": value_padded,
+        "IS_V_IN_K": is_part and padded == value_padded,
+    }
 
 
-def copy_blocks(k_cache_BKPD: Tensor, v_cache_BKPD: Tensor, *, copies: Sequence[tuple[int, int, int]]) -> None:
-    """As reference.copy_blocks: copies of which none reads what another one writes run at once."""
-    for wave in _waves(copies):
-        table = torch.tensor(wave, dtype=torch.int64, device=k_cache_BKPD.device)
-        for cache_BKPD in (k_cache_BKPD, v_cache_BKPD):
-            _, num_heads, block_size, size = cache_BKPD.shape
-            if size == 0:
-                continue
-            copy_kernel[(len(wave), num_heads)](
-                cache_BKPD,
-                table,
-                *_strides(cache_BKPD),
-                SIZE=size,
-                BLOCK_SIZE=block_size,
-                SLOTS=next_power_of_2(block_size),
-                PADDED=next_power_of_2(size),
-            )
+def _largest(options: dict) -> int:
+    return max(options["PADDED"], options["V_PADDED"])
 
 
-def _waves(copies: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """The copies in order, a new list whenever one touches a block that the list before writes or reads."""
-    waves: list[list[tuple[int, int, int]]] = []
-    sources: set[int] = set()
-    targets: set[int] = set()
-    for source, target, num_slots in copies:
-        if not waves or source in targets or target in targets or target in sources:
-            waves.append([])
-            sources, targets = set(), set()
-        waves[-1].append((source, target, num_slots))
-        sources.add(source)
-        targets.add(target)
-    return waves
-
-
-def _strides(cache_BKPD: Tensor) -> tuple[int, int, int]:
-    assert cache_BKPD.stride(3) == 1, f"elements of a head lie {cache_BKPD.stride(3)} apart, must be side by side"
-    block, head, slot, _ = cache_BKPD.stride()
-    return block, head, slot
+def _cut_group(group: int, most_rows: int) -> tuple[int, int]:
+    """Programs among which the heads of a kv head are cut, and how many each has."""
+    num_programs = -(-group // most_rows)
+    return num_programs, -(-group // num_programs)
 
 
 def _named_strides(q_THD: Tensor, k_cache_BKPD: Tensor, v_cache_BKPD: Tensor) -> dict[str, int]:
-    strides = (*q_THD.stride()[:2], *_strides(k_cache_BKPD), *_strides(v_cache_BKPD))
+    strides = (*q_THD.stride()[:2], *cache_strides(k_cache_BKPD), *cache_strides(v_cache_BKPD))
     names = ("q_T", "q_H", "k_B", "k_K", "k_P", "v_B", "v_K", "v_P")
     return {f"stride_{name}": stride for name, stride in zip(names, strides, strict=True)}

@@ -33,8 +33,8 @@ INLINE BlockRows<T> find_rows(const View<T>& view, const Task& task, int64_t key
     for (int64_t next = std::max(key, task.first_key); next < end;) {
         Segment segment = segment_at(view, task, next, end);
         for (int64_t i = 0; i < segment.num_keys; i++) {
-            rows.k[next - key + i] = view.k + segment.k_offset + i * view.size;
-            rows.v[next - key + i] = view.v + segment.v_offset + i * view.size;
+            rows.k[next - key + i] = view.k + segment.k_offset + i * view.k_slot;
+            rows.v[next - key + i] = view.v + segment.v_offset + i * view.v_slot;
         }
         next += segment.num_keys;
     }
@@ -89,27 +89,30 @@ struct ManyRowsScratch {
     T *q, *weights, *keys, *values;
     float *scores, *keep, *state;
 
-    static int64_t num_bytes(int64_t rows, int64_t size) { return at(nullptr, rows, size).second; }
-    static std::pair<ManyRowsScratch, int64_t> at(char* memory, int64_t rows, int64_t size) {
+    static int64_t num_bytes(int64_t rows, int64_t size, int64_t value_size) {
+        return at(nullptr, rows, size, value_size).second;
+    }
+    static std::pair<ManyRowsScratch, int64_t> at(char* memory, int64_t rows, int64_t size, int64_t value_size) {
         int64_t used = 0;
         auto take = [&](int64_t bytes) { return memory + std::exchange(used, used + (bytes + 63) / 64 * 64); };
         ManyRowsScratch s;
         s.q = (T*)take(rows * size * sizeof(T));
         s.weights = (T*)take(rows * KEY_BLOCK * sizeof(T));
         s.keys = (T*)take(KEY_BLOCK * size * sizeof(T));
-        s.values = (T*)take(KEY_BLOCK * size * sizeof(T));
+        s.values = (T*)take(KEY_BLOCK * value_size * sizeof(T));
         s.scores = (float*)take(rows * KEY_BLOCK * 4);
         s.keep = (float*)take(rows * 4);
-        s.state = (float*)take(State::num_floats(rows, size) * 4);
+        s.state = (float*)take(State::num_floats(rows, value_size) * 4);
         return {s, used};
     }
 };
 
 template <class T>
 void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
-    const int64_t rows = task.num_tokens * view.share(), size = view.size, depth = Line<T>::DEPTH;
-    auto scratch = ManyRowsScratch<T>::at(memory, rows, size).first;
-    State state = State::at(task.is_split ? view.partials + task.partial : scratch.state, rows, size);
+    const int64_t rows = task.num_tokens * view.share(), size = view.size, value_size = view.value_size;
+    const int64_t depth = Line<T>::DEPTH;
+    auto scratch = ManyRowsScratch<T>::at(memory, rows, size, value_size).first;
+    State state = State::at(task.is_split ? view.partials + task.partial : scratch.state, rows, value_size);
     state.clear(rows);
     gather_queries(view, task, scratch.q);
     for (int64_t key = task.first_key / KEY_BLOCK * KEY_BLOCK; key < task.end_key; key += KEY_BLOCK) {
@@ -123,10 +126,10 @@ void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
             scratch.keep[r] = soften(scratch.scores + r * KEY_BLOCK, scratch.weights + r * KEY_BLOCK, first, last,
                                      view.scale, view.softcap, state.high[r], state.total[r]);
         }
-        lay_values(found, scratch.values, size);
-        SumSink sum_sink{state.sums, size, scratch.keep};
-        multiply(Product<T>{scratch.weights, KEY_BLOCK, scratch.values, size * depth, KEY_BLOCK / depth}, rows,
-                 size / LANES, sum_sink);
+        lay_values(found, scratch.values, value_size);
+        SumSink sum_sink{state.sums, value_size, scratch.keep};
+        multiply(Product<T>{scratch.weights, KEY_BLOCK, scratch.values, value_size * depth, KEY_BLOCK / depth}, rows,
+                 value_size / LANES, sum_sink);
     }
     if (!task.is_split) finish_rows(view, task, state);
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybrid_engine.errors import ShapeError
+from hybrid_engine.kernels.attention.shared import TILE_MEMBERS, SharedKeys, count_tiles, find_shared, make_tables
 from hybrid_engine.kernels.checks import check_dtype, check_shape
 
 
@@ -46,6 +47,8 @@ class AttentionMeta:
     """int64, where each new token's key and value go: block index * P + offset."""
     known_extent: Extent | None = None
     """Whoever builds the meta on the host knows it; asking a GPU for it means waiting for the GPU."""
+    shared: SharedKeys | None = None
+    """Keys to read once for several requests; None: each reads its own. It changes no result, only its speed."""
 
     def __post_init__(self) -> None:
         """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
@@ -59,6 +62,11 @@ class AttentionMeta:
             check_dtype(name, getattr(self, name), torch.int32)
         if not (self.query_starts.is_contiguous() and self.num_keys.is_contiguous()):
             raise ShapeError("query_starts and num_keys must be contiguous")
+        if self.shared is not None:
+            check_shape("tiles_XC", self.shared.tiles_XC, None, 2 + TILE_MEMBERS)
+            check_shape("spans_R2", self.shared.spans_R2, num_requests, 2)
+            check_dtype("tiles_XC", self.shared.tiles_XC, torch.int32)
+            check_dtype("spans_R2", self.shared.spans_R2, torch.int32)
 
     @cached_property
     def extent(self) -> Extent:
@@ -84,8 +92,12 @@ class AttentionMeta:
         block_tables: Sequence[Sequence[int]],
         block_size: int,
         device: torch.device | str | None = None,
+        is_shared: bool = False,
     ) -> AttentionMeta:
-        """Make the tensors from plain lists, one entry a request. device: torch's default one when None."""
+        """Make the tensors from plain lists, one entry a request. device: torch's default one when None.
+
+        is_shared: let requests of one query share the keys that they see alike, which no window may hide.
+        """
         starts = np.zeros(len(num_queries) + 1, np.int32)
         np.cumsum(num_queries, out=starts[1:])
         tables_RB = np.zeros((len(block_tables), max(map(len, block_tables), default=0)), np.int32)
@@ -101,4 +113,11 @@ class AttentionMeta:
             torch.as_tensor(array, device=device) for array in (starts, keys_R, tables_RB, slots_T)
         )
         extent = Extent.of(np.asarray(num_queries, np.int32), keys_R)
-        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent)
+        shared = None
+        if is_shared:
+            own_keys_R = np.where(np.asarray(num_queries) == 1, keys_R - 1, 0)
+            ranges = find_shared(tables_RB, own_keys_R, block_size=block_size)
+            if ranges:
+                tables = make_tables(ranges, len(keys_R), num_tiles=count_tiles(ranges))
+                shared = SharedKeys(*(torch.as_tensor(table, device=device) for table in tables))
+        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent, shared=shared)

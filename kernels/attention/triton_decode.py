@@ -21,9 +21,51 @@ def lowest_seen(position, window, chunk):
 
 
 @triton.jit
-def scores_of(q, k, scale, softcap, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a tile of queries [M, D] and keys [N, D], capped and in units of log2."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+def is_covered(start, SPLIT: tl.constexpr, first_key, end_key, lowest, num_keys):
+    """Whether a request's split from `start` on is computed with others', for whom it shares keys up to end_key.
+
+    One that the query sees in part is not.
+    """
+    return (start >= tl.maximum(first_key, lowest)) & (start + SPLIT <= tl.minimum(end_key, num_keys))
+
+
+@triton.jit
+def load_rest(ptr, o_row, is_row, whole, SIZE: tl.constexpr, PADDED: tl.constexpr, REST: tl.constexpr):
+    """The elements of each row from PADDED on, REST of them: a head of 576 is taken as 512 and 64.
+
+    `whole`, the elements before, where there are no others.
+    """
+    rest = whole
+    if REST > 0:
+        o_rest = PADDED + tl.arange(0, REST)
+        is_rest = is_row[:, None] & (o_rest < SIZE)[None, :]
+        rest = tl.load(ptr + o_row[:, None] + o_rest[None, :], mask=is_rest, other=0.0)
+    return rest
+
+
+@triton.jit
+def load_some_heads(ptr, o_row, o_size, is_row, SIZE: tl.constexpr):
+    """Rows of which some don't exist: zeros."""
+    return tl.load(ptr + o_row[:, None] + o_size[None, :], mask=is_row[:, None] & (o_size < SIZE)[None, :], other=0.0)
+
+
+@triton.jit
+def load_heads(ptr, o_row, o_size, is_row, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """Rows that all exist: with a mask, which is all true, only where heads don't fill the tile."""
+    if SIZE >= PADDED:
+        heads = tl.load(ptr + o_row[:, None] + o_size[None, :])
+    else:
+        heads = load_some_heads(ptr, o_row, o_size, is_row, SIZE)
+    return heads
+
+
+@triton.jit
+def scores_of(q, k, q_rest, k_rest, scale, softcap, REST: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Scores of a tile of queries [M, D] and keys [N, D], in two parts, capped and in units of log2."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if REST > 0:
+        scores = tl.dot(q_rest, tl.trans(k_rest), scores, input_precision=PRECISION)
+    scores *= scale
     if HAS_CAP:
         scores = softcap * tanh(scores / softcap)
     return scores * LOG2_E
@@ -39,6 +81,7 @@ def decode_kernel(
     starts_ptr,
     num_keys_ptr,
     tables_ptr,
+    spans_ptr,
     scale,
     softcap,
     window,
@@ -53,21 +96,29 @@ def decode_kernel(
     stride_v_P,
     stride_table,
     GROUP: tl.constexpr,
-    GROUP_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
+    REST: tl.constexpr,
+    V_SIZE: tl.constexpr,
+    V_PADDED: tl.constexpr,
+    IS_V_IN_K: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SHARED: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One request, one kv head with all its query heads, one split of the keys.
+    """One request, one kv head with HEADS of its GROUP query heads, one split of the keys.
 
-    part: float32 [R, H, splits, D] with lse [R, H, splits]; or, IS_WHOLE, the result [T, H, D] itself.
+    IS_V_IN_K: a value is the first V_SIZE elements of its key. HAS_SHARED: spans [R, 2] says which keys are
+    shared_kernel's. part: float32 [R, H, splits, D] with lse [R, H, splits]; or, IS_WHOLE, the result [T, H, D] itself.
     """
-    i_row, i_head, i_split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    TILES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    i_row, i_head, i_split = tl.program_id(0), tl.program_id(1) // TILES, tl.program_id(2)
     token = tl.load(starts_ptr + i_row).to(tl.int64)
     if tl.load(starts_ptr + i_row + 1) - token != 1:
         return
@@ -75,42 +126,54 @@ def decode_kernel(
     lowest = lowest_seen(num_keys - 1, window, chunk)
     split_start = (lowest // SPLIT + i_split) * SPLIT
     start, end = tl.maximum(split_start, lowest), tl.minimum(split_start + SPLIT, num_keys)
-    o_head, o_size = i_head * GROUP + tl.arange(0, GROUP_PADDED), tl.arange(0, PADDED)
-    is_head = tl.arange(0, GROUP_PADDED) < GROUP
-    is_query = is_head[:, None] & (o_size < SIZE)[None, :]
-    q = tl.load(q_ptr + token * stride_q_T + o_head[:, None] * stride_q_H + o_size[None, :], mask=is_query, other=0.0)
-    largest = tl.full([GROUP_PADDED], -1.0e30, tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
-    out = tl.zeros([GROUP_PADDED, PADDED], tl.float32)
+    o_row, o_size, o_value = tl.arange(0, ROWS), tl.arange(0, PADDED), tl.arange(0, V_PADDED)
+    o_in_group = tl.program_id(1) % TILES * HEADS + o_row
+    is_head = (o_row < HEADS) & (o_in_group < GROUP)
+    o_head = i_head * GROUP + o_in_group
+    o_q = token * stride_q_T + o_head * stride_q_H
+    q = load_some_heads(q_ptr, o_q, o_size, is_head, SIZE)
+    q_rest = load_rest(q_ptr, o_q, is_head, q, SIZE, PADDED, REST)
+    if HAS_SHARED:
+        first_shared, end_shared = tl.load(spans_ptr + 2 * i_row), tl.load(spans_ptr + 2 * i_row + 1)
+        if is_covered(split_start, SPLIT, first_shared, end_shared, lowest, num_keys):
+            return
+    largest = tl.full([ROWS], -1.0e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, V_PADDED], tl.float32)
     for first in range(start // TILE * TILE, end, TILE):
         position = first + tl.arange(0, TILE)
         is_seen = (position >= start) & (position < end)
-        is_loaded = is_seen[:, None] & (o_size < SIZE)[None, :]
         block = tl.load(tables_ptr + i_row.to(tl.int64) * stride_table + position // BLOCK_SIZE, mask=is_seen, other=0)
         block, offset = block.to(tl.int64), position % BLOCK_SIZE
         o_k = block * stride_k_B + offset * stride_k_P + i_head * stride_k_K
-        k = tl.load(k_ptr + o_k[:, None] + o_size[None, :], mask=is_loaded, other=0.0)
-        scores = scores_of(q, k, scale, softcap, HAS_CAP, PRECISION)
+        k = load_some_heads(k_ptr, o_k, o_size, is_seen, SIZE)
+        k_rest = load_rest(k_ptr, o_k, is_seen, k, SIZE, PADDED, REST)
+        scores = scores_of(q, k, q_rest, k_rest, scale, softcap, REST, HAS_CAP, PRECISION)
         scores = tl.where(is_seen[None, :], scores, -1.0e30)
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
         shrink = tl.exp2(largest - new_largest)
         total = total * shrink + tl.sum(weights, 1)
-        o_v = block * stride_v_B + offset * stride_v_P + i_head * stride_v_K
-        v = tl.load(v_ptr + o_v[:, None] + o_size[None, :], mask=is_loaded, other=0.0)
+        if IS_V_IN_K:
+            v = k
+        else:
+            o_v = block * stride_v_B + offset * stride_v_P + i_head * stride_v_K
+            v = load_some_heads(v_ptr, o_v, o_value, is_seen, V_SIZE)
         out = out * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         largest = new_largest
     # A split without keys has no weight; its part is not read.
     is_empty = start >= end
     total = tl.where(is_empty, 1.0, total)
     part = out / total[:, None]
-    num_heads = tl.num_programs(1) * GROUP
+    num_heads = tl.num_programs(1) // TILES * GROUP
     if IS_WHOLE:
         o_part = token * num_heads + o_head
     else:
         o_part = (i_row.to(tl.int64) * num_heads + o_head) * tl.num_programs(2) + i_split
         tl.store(lse_ptr + o_part, tl.where(is_empty, float("-inf"), largest + tl.log2(total)), mask=is_head)
-    tl.store(part_ptr + o_part[:, None] * SIZE + o_size[None, :], part.to(part_ptr.dtype.element_ty), mask=is_query)
+    is_stored = is_head[:, None] & (o_value < V_SIZE)[None, :]
+    o_part = o_part[:, None] * V_SIZE + o_value[None, :]
+    tl.store(part_ptr + o_part, part.to(part_ptr.dtype.element_ty), mask=is_stored)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

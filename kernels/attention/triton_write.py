@@ -27,6 +27,7 @@ def write_kernel(
     stride_vc_P,
     NUM_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -36,14 +37,15 @@ def write_kernel(
     slot = tl.load(slots_ptr + i_token)
     o_head = tl.arange(0, HEADS)[:, None]
     o_size = tl.arange(0, PADDED)[None, :]
-    is_inside = (o_head < NUM_HEADS) & (o_size < SIZE) & (slot >= 0)
+    is_head = (o_head < NUM_HEADS) & (slot >= 0)
+    is_key, is_value = is_head & (o_size < SIZE), is_head & (o_size < V_SIZE)
     block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    k = tl.load(k_ptr + i_token * stride_k_T + o_head * stride_k_K + o_size * stride_k_D, mask=is_inside)
-    v = tl.load(v_ptr + i_token * stride_v_T + o_head * stride_v_K + o_size * stride_v_D, mask=is_inside)
+    k = tl.load(k_ptr + i_token * stride_k_T + o_head * stride_k_K + o_size * stride_k_D, mask=is_key)
+    v = tl.load(v_ptr + i_token * stride_v_T + o_head * stride_v_K + o_size * stride_v_D, mask=is_value)
     o_k = block * stride_kc_B + o_head * stride_kc_K + offset * stride_kc_P + o_size
     o_v = block * stride_vc_B + o_head * stride_vc_K + offset * stride_vc_P + o_size
-    tl.store(k_cache_ptr + o_k, k, mask=is_inside)
-    tl.store(v_cache_ptr + o_v, v, mask=is_inside)
+    tl.store(k_cache_ptr + o_k, k, mask=is_key)
+    tl.store(v_cache_ptr + o_v, v, mask=is_value)
 
 
 @triton.jit
@@ -68,6 +70,7 @@ def qkv_norm_rope_write_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
+    V_SIZE: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_Q_NORM: tl.constexpr,
@@ -89,11 +92,19 @@ def qkv_norm_rope_write_kernel(
     is_query = o_row < HEADS
     is_key = (o_row >= HEADS) & (o_row < HEADS + KV_HEADS)
     is_value = (o_row >= HEADS + KV_HEADS) & (o_row < HEADS + 2 * KV_HEADS)
-    is_inside = (o_row < HEADS + 2 * KV_HEADS)[:, None] & (o_size < SIZE)[None, :]
-    row_ptr = qkv_ptr + i_token * stride_qkv + o_row[:, None] * SIZE
+    if V_SIZE == SIZE:
+        o_qkv = o_row * SIZE
+        is_inside = (is_query | is_key | is_value)[:, None] & (o_size < SIZE)[None, :]
+    else:
+        values = HEADS + KV_HEADS
+        o_qkv = tl.where(is_value, values * SIZE + (o_row - values) * V_SIZE, o_row * SIZE)
+        is_inside = (is_query | is_key)[:, None] & (o_size < SIZE)[None, :]
+        is_inside |= is_value[:, None] & (o_size < V_SIZE)[None, :]
+    row_ptr = qkv_ptr + i_token * stride_qkv + o_qkv[:, None]
     raw = tl.load(row_ptr + o_size[None, :], mask=is_inside, other=0.0)
     x = raw.to(tl.float32)
-    other = tl.load(row_ptr + o_other[None, :], mask=is_inside, other=0.0).to(tl.float32)
+    is_turning = is_inside & (is_query | is_key)[:, None]
+    other = tl.load(row_ptr + o_other[None, :], mask=is_turning, other=0.0).to(tl.float32)
     if HAS_Q_NORM or HAS_K_NORM:
         norm = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
         normed, other_normed = x * norm, other * norm

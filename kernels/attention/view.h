@@ -11,18 +11,20 @@ constexpr int64_t KEY_TILES = KEY_BLOCK / LANES;
 template <class T>
 struct View {
     const T* q;  // [tokens, heads, size], strides of the first two below
-    const T* k;  // [blocks, kv heads, slots, size], strides of the first two below
-    const T* v;
-    T* out;  // [tokens, heads, size], contiguous
+    const T* k;  // [blocks, kv heads, slots, size], strides of the first three below
+    const T* v;  // [blocks, kv heads, slots, value_size]
+    T* out;      // [tokens, heads, value_size], contiguous
     const int32_t* query_starts;
     const int32_t* num_keys;
     const int32_t* tables;
     const float* sinks;  // or null
-    float* partials;
-    int64_t num_requests, num_heads, num_blocks, num_kv_heads, block_size, size;
-    int64_t q_token, q_head, k_block, k_head, v_block, v_head, table_stride, table_width;
+    const int32_t* shared;  // [num_shared, SHARED_COLUMNS], see shared.py; or null
+    int64_t num_requests, num_heads, num_blocks, num_kv_heads, block_size, size, value_size;
+    int64_t q_token, q_head, k_block, k_head, k_slot, v_block, v_head, v_slot, table_stride, table_width, num_shared;
     int64_t window, chunk;  // 0: none
     float scale, softcap;   // softcap 0: none
+    float* partials = nullptr;
+    const struct Span* spans = nullptr;  // of tasks for several requests
 
     int64_t share() const { return num_heads / num_kv_heads; }  // query heads on one kv head
     int64_t lowest(int64_t position) const {
@@ -31,14 +33,21 @@ struct View {
     }
 };
 
+// Consecutive tokens of one request in the packed batch.
+struct Span {
+    int64_t token, num_tokens;
+};
+
 // Some consecutive tokens of a request with the query heads of one kv head, against keys [first_key, end_key).
 // Row r is token r / share, head r % share, so that rows with equal sight stand together.
+// Or tokens of several requests, span after span, against keys that all of them see: `request` is any of them.
 struct Task {
     int64_t request, kv_head, token, num_tokens, position;  // token: in the packed batch; position: of that token
     int64_t first_key, end_key;
     bool is_few;      // run as few rows, not as many
     bool is_split;    // other tasks have other keys of these rows,
     int64_t partial;  // so the state goes to this place among the view's partials
+    int64_t first_span, end_span;  // among the view's spans; equal where the tokens are one request's
 };
 
 // A cut of keys that lie in one block.
@@ -51,8 +60,8 @@ INLINE Segment segment_at(const View<T>& view, const Task& task, int64_t key, in
     int64_t slot = key % view.block_size;
     int64_t block = view.tables[task.request * view.table_stride + key / view.block_size];
     return {key, std::min(view.block_size - slot, end - key),
-            block * view.k_block + task.kv_head * view.k_head + slot * view.size,
-            block * view.v_block + task.kv_head * view.v_head + slot * view.size};
+            block * view.k_block + task.kv_head * view.k_head + slot * view.k_slot,
+            block * view.v_block + task.kv_head * view.v_head + slot * view.v_slot};
 }
 
 // Sixteen elements of the values of one key, or of two keys side by side where lines hold pairs; null rows count as zero.
@@ -65,14 +74,14 @@ INLINE vu value_line(const bf16* first, const bf16* second, int64_t d) {
 // Running softmax of some rows: weights sum to `total` relative to 2^high, `sums` are the weighed values.
 struct State {
     float *high, *total, *sums;
-    int64_t size;
+    int64_t value_size;
 
-    static int64_t num_floats(int64_t rows, int64_t size) { return rows * (2 + size); }
-    static State at(float* memory, int64_t rows, int64_t size) {
-        return {memory + rows * size, memory + rows * (size + 1), memory, size};
+    static int64_t num_floats(int64_t rows, int64_t value_size) { return rows * (2 + value_size); }
+    static State at(float* memory, int64_t rows, int64_t value_size) {
+        return {memory + rows * value_size, memory + rows * (value_size + 1), memory, value_size};
     }
     void clear(int64_t rows) {
-        memset(sums, 0, rows * size * sizeof(float));
+        memset(sums, 0, rows * value_size * sizeof(float));
         for (int64_t r = 0; r < rows; r++) high[r] = -INFINITY, total[r] = 0;
     }
 };
@@ -113,9 +122,9 @@ INLINE float soften(const float* scores, T* weights, int64_t first, int64_t last
 template <class T>
 INLINE void finish_row(const View<T>& view, int64_t token, int64_t head, float high, float total, const float* sums) {
     if (view.sinks) total += std::exp2(view.sinks[head] * LOG2E - high);
-    T* out = view.out + (token * view.num_heads + head) * view.size;
+    T* out = view.out + (token * view.num_heads + head) * view.value_size;
     float scale = 1 / total;
-    for (int64_t d = 0; d < view.size; d += LANES) store(out + d, load(sums + d) * scale);
+    for (int64_t d = 0; d < view.value_size; d += LANES) store(out + d, load(sums + d) * scale);
 }
 
 template <class T>
@@ -123,23 +132,34 @@ INLINE void finish_rows(const View<T>& view, const Task& task, const State& stat
     int64_t share = view.share();
     for (int64_t r = 0; r < task.num_tokens * share; r++)
         finish_row(view, task.token + r / share, task.kv_head * share + r % share, state.high[r], state.total[r],
-                   state.sums + r * view.size);
+                   state.sums + r * view.value_size);
+}
+
+template <class T>
+INLINE void gather_span(const View<T>& view, int64_t kv_head, Span span, T* rows) {
+    int64_t share = view.share();
+    for (int64_t r = 0; r < span.num_tokens * share; r++)
+        memcpy(rows + r * view.size,
+               view.q + (span.token + r / share) * view.q_token + (kv_head * share + r % share) * view.q_head,
+               view.size * sizeof(T));
 }
 
 // The task's queries as contiguous rows.
 template <class T>
 INLINE void gather_queries(const View<T>& view, const Task& task, T* rows) {
-    int64_t share = view.share();
-    for (int64_t r = 0; r < task.num_tokens * share; r++)
-        memcpy(rows + r * view.size,
-               view.q + (task.token + r / share) * view.q_token + (task.kv_head * share + r % share) * view.q_head,
-               view.size * sizeof(T));
+    if (task.first_span == task.end_span) return gather_span(view, task.kv_head, {task.token, task.num_tokens}, rows);
+    for (int64_t i = task.first_span; i < task.end_span; i++) {
+        gather_span(view, task.kv_head, view.spans[i], rows);
+        rows += view.spans[i].num_tokens * view.share() * view.size;
+    }
 }
 
 // Keys [first, last) of the block at `key` that row r sees, relative to the block.
 template <class T>
 INLINE void sight(const View<T>& view, const Task& task, int64_t r, int64_t key, int64_t& first, int64_t& last) {
+    first = task.first_key - key, last = task.end_key - key;
+    if (task.first_span != task.end_span) return;
     int64_t position = task.position + r / view.share();
-    first = std::max(view.lowest(position), task.first_key) - key;
-    last = std::min(position + 1, task.end_key) - key;
+    first = std::max(view.lowest(position) - key, first);
+    last = std::min(position + 1 - key, last);
 }

@@ -6,13 +6,13 @@
 
 template <class T>
 struct Projected {
-    const T* qkv;  // [tokens, (heads + 2 * kv heads) * size], rows qkv_token apart
+    const T* qkv;  // [tokens, (heads + kv heads) * size + kv heads * value_size], rows qkv_token apart
     T *q, *k_cache, *v_cache;  // q [tokens, heads, size]
     const int64_t* slots;
     const float *cos, *sin;  // [tokens, rotary]
     Weight q_norm, k_norm;
-    int64_t num_tokens, num_heads, num_blocks, num_kv_heads, block_size, size, rotary;
-    int64_t qkv_token, k_block, k_head, v_block, v_head;
+    int64_t num_tokens, num_heads, num_blocks, num_kv_heads, block_size, size, value_size, rotary;
+    int64_t qkv_token, k_block, k_head, k_slot, v_block, v_head, v_slot;
     float eps;
 };
 
@@ -34,13 +34,14 @@ void norm_rope_write(const Projected<T>& p, int num_threads) {
         for (int64_t t = 0; t < p.num_tokens; t++) {
             const T* from = p.qkv + t * p.qkv_token;
             const float *cos = p.cos + t * p.rotary, *sin = p.sin + t * p.rotary;
-            const int64_t block = p.slots[t] / p.block_size, offset = p.slots[t] % p.block_size * p.size;
+            const int64_t block = p.slots[t] / p.block_size, slot = p.slots[t] % p.block_size;
             for (int64_t h = 0; h < p.num_heads; h++, from += p.size)
                 norm_rope_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
             for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
-                norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + offset, p.k_norm, cos, sin, p, row);
-            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
-                memcpy(p.v_cache + block * p.v_block + h * p.v_head + offset, from, p.size * sizeof(T));
+                norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + slot * p.k_slot, p.k_norm, cos, sin,
+                               p, row);
+            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.value_size)
+                memcpy(p.v_cache + block * p.v_block + h * p.v_head + slot * p.v_slot, from, p.value_size * sizeof(T));
         }
     }
 }
@@ -49,14 +50,14 @@ void norm_rope_write(const Projected<T>& p, int num_threads) {
     bool name(const T* qkv, T* q, T* k_cache, T* v_cache, const int64_t* slots, const float* cos, const float* sin,   \
               const void* q_norm, const void* k_norm, int32_t is_norm_bf16, int32_t is_zero_centered,                 \
               int64_t num_tokens, int64_t num_heads, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size,    \
-              int64_t size, int64_t rotary, int64_t qkv_token, int64_t k_block, int64_t k_head, int64_t v_block,      \
-              int64_t v_head, float eps, int32_t num_threads) {                                                       \
+              int64_t size, int64_t value_size, int64_t rotary, int64_t qkv_token, int64_t k_block, int64_t k_head,   \
+              int64_t k_slot, int64_t v_block, int64_t v_head, int64_t v_slot, float eps, int32_t num_threads) {      \
         if (!are_slots(slots, num_tokens, num_blocks * block_size)) return false;                                     \
         float shift = is_zero_centered ? 1 : 0;                                                                       \
         norm_rope_write(Projected<T>{qkv, q, k_cache, v_cache, slots, cos, sin, {q_norm, is_norm_bf16 != 0, shift},   \
                                      {k_norm, is_norm_bf16 != 0, shift}, num_tokens, num_heads, num_blocks,           \
-                                     num_kv_heads, block_size, size, rotary, qkv_token, k_block, k_head, v_block,     \
-                                     v_head, eps},                                                                    \
+                                     num_kv_heads, block_size, size, value_size, rotary, qkv_token, k_block, k_head,  \
+                                     k_slot, v_block, v_head, v_slot, eps},                                           \
                         num_threads);                                                                                 \
         return true;                                                                                                  \
     }

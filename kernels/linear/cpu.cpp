@@ -36,37 +36,44 @@ bool is_near(float got, float wanted) { return std::abs(got - wanted) < 1e-3f * 
 
 extern "C" {
 
-// weight [num_outputs, num_inputs], rows weight_stride elements apart.
-void pack(const bf16* weight, int64_t weight_stride, bf16* packed, int64_t num_outputs, int64_t num_inputs,
-          int32_t num_threads) {
-    pack_panels(weight, weight_stride, packed, {num_outputs, num_inputs}, num_threads);
-}
-
-void pack_int8(const int8_t* weight, int64_t weight_stride, int8_t* packed, int64_t num_outputs, int64_t num_inputs,
-               int32_t num_threads) {
-    pack_panels(weight, weight_stride, packed, {num_outputs, num_inputs}, num_threads);
+// weight [num_outputs, num_inputs], rows weight_stride elements apart; elements of 1 (int8), 2 (bf16) or 4 bytes (float).
+void pack(const void* weight, int64_t weight_stride, int32_t element_bytes, void* packed, int64_t num_outputs,
+          int64_t num_inputs, int32_t num_threads) {
+    if (element_bytes == 1)
+        pack_panels((const int8_t*)weight, weight_stride, (int8_t*)packed, {num_outputs, num_inputs}, num_threads);
+    else if (element_bytes == 2)
+        pack_panels((const bf16*)weight, weight_stride, (bf16*)packed, {num_outputs, num_inputs}, num_threads);
+    else
+        pack_panels((const float*)weight, weight_stride, (float*)packed, {num_outputs, num_inputs}, num_threads);
 }
 
 // Rows of the plain weight: out [num_ids, num_inputs].
-void unpack_rows(const bf16* packed, const int64_t* ids, bf16* out, int64_t num_ids, int64_t num_outputs,
-                 int64_t num_inputs, int32_t num_threads) {
-    unpack(packed, ids, out, num_ids, {num_outputs, num_inputs}, num_threads);
+void unpack_rows(const void* packed, int32_t element_bytes, const int64_t* ids, void* out, int64_t num_ids,
+                 int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
+    if (element_bytes == 1)
+        unpack((const int8_t*)packed, ids, (int8_t*)out, num_ids, {num_outputs, num_inputs}, num_threads);
+    else if (element_bytes == 2)
+        unpack((const bf16*)packed, ids, (bf16*)out, num_ids, {num_outputs, num_inputs}, num_threads);
+    else
+        unpack((const float*)packed, ids, (float*)out, num_ids, {num_outputs, num_inputs}, num_threads);
 }
 
-void unpack_int8_rows(const int8_t* packed, const int64_t* ids, int8_t* out, int64_t num_ids, int64_t num_outputs,
-                      int64_t num_inputs, int32_t num_threads) {
-    unpack(packed, ids, out, num_ids, {num_outputs, num_inputs}, num_threads);
-}
-
-// x [num_rows, num_inputs] with an even number of inputs readable in each row; bias float32 or null.
-void linear_to_bf16(const bf16* x, int64_t x_stride, const bf16* packed, const float* bias, bf16* out,
-                    int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
-    linear(x, x_stride, packed, bias, out, num_rows, Layout<bf16>{num_outputs, num_inputs}, num_threads);
-}
-
-void linear_to_float(const bf16* x, int64_t x_stride, const bf16* packed, const float* bias, float* out,
-                     int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
-    linear(x, x_stride, packed, bias, out, num_rows, Layout<bf16>{num_outputs, num_inputs}, num_threads);
+// x and packed: bf16 or float. Of bf16 an even number of inputs is readable in each row. bias: float or null.
+void linear_floats(const void* x, int64_t x_stride, int32_t is_x_bf16, const void* packed, const float* bias, void* out,
+                   int32_t is_out_bf16, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
+                   int32_t num_threads) {
+    auto run = [&](const auto* x) {
+        typedef std::decay_t<decltype(*x)> T;
+        Layout<T> layout{num_outputs, num_inputs};
+        if (is_out_bf16)
+            linear(x, x_stride, (const T*)packed, bias, (bf16*)out, num_rows, layout, num_threads);
+        else
+            linear(x, x_stride, (const T*)packed, bias, (float*)out, num_rows, layout, num_threads);
+    };
+    if (is_x_bf16)
+        run((const bf16*)x);
+    else
+        run((const float*)x);
 }
 
 // x and out: float32, or bf16 where is_…_bf16. planes: bytes that an input is rounded to, 1 or 2. scales, corrections:
@@ -93,8 +100,8 @@ int self_test() {
     for (int64_t i = 0; i < N * K; i++) weight[i] = value(i);
     for (int64_t i = 0; i < M * K; i++) x[i] = value(i + 3);
     float out[M * N];
-    pack(weight, K, packed, N, K, 2);
-    linear_to_float(x, K, packed, nullptr, out, M, N, K, 2);
+    pack(weight, K, 2, packed, N, K, 2);
+    linear_floats(x, K, 1, packed, nullptr, out, 0, M, N, K, 2);
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < N; n++) {
             float wanted = 0;
@@ -106,7 +113,7 @@ int self_test() {
     int32_t corrections[N] = {};
     for (int64_t i = 0; i < N * K; i++) integers[i] = (int8_t)(i % 255 - 127), corrections[i / K] += 128 * integers[i];
     for (int64_t n = 0; n < N; n++) scales[n] = 0.5f;
-    pack_int8(integers, K, packed_integers, N, K, 2);
+    pack(integers, K, 1, packed_integers, N, K, 2);
     for (int32_t planes = 1; planes <= 2; planes++) {
         for (int64_t i = 0; i < M * K; i++) x[i] = to_bf16((float)(i % K == 3 ? 127 : i % 19 - 9));
         linear_int8(x, K, 1, planes, packed_integers, scales, corrections, nullptr, out, 0, M, N, K, 2);

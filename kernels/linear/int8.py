@@ -62,18 +62,14 @@ class TiledInt8Form(Int8Form):
     def __init__(self, weight_NK: Tensor, most: int) -> None:
         """most: BYTES or WORDS, what inputs are rounded to. Raises ShapeError for a weight too wide for that."""
         super().__init__(weight_NK, most)
-        self.shape = num_outputs, num_inputs = tuple(weight_NK.shape)
+        self.shape = num_outputs, num_inputs = (weight_NK.shape[0], weight_NK.shape[1])
         if num_inputs > MOST_INPUTS:
             raise ShapeError(f"weight_NK has {num_inputs:,} inputs, at most {MOST_INPUTS:,} can be summed up in 8 bits")
-        # Whole tiles of 16 outputs, whole groups of 4 inputs.
-        padded, integers_NK = (num_outputs + 15) // 16 * 16, self.data
-        self.data = torch.empty(padded * ((num_inputs + 3) // 4 * 4), dtype=torch.int8)
-        cpu.library.load().pack_int8(
-            integers_NK.data_ptr(), num_inputs, self.data.data_ptr(), num_outputs, num_inputs, num_threads()
-        )
-        self.scales_N = F.pad(self.scales_N, (0, padded - num_outputs))
-        sums_N = integers_NK.sum(1, dtype=torch.int32)
-        self.corrections_N = F.pad(128 * sums_N, (0, padded - num_outputs))
+        integers_NK = self.data
+        self.data = cpu.pack_tiles(integers_NK, group=4)
+        padding = (0, -num_outputs % 16)
+        self.scales_N = F.pad(self.scales_N, padding)
+        self.corrections_N = F.pad(128 * integers_NK.sum(1, dtype=torch.int32), padding)
         """What a byte's 128 above its integer adds to a sum."""
 
     def multiply(self, x_TK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
@@ -102,11 +98,7 @@ class TiledInt8Form(Int8Form):
 
     def integers(self, ids_T: Tensor) -> Tensor:
         """Rows of integers, int8."""
-        ids_T = ids_T.contiguous()
-        out_TK = torch.empty(len(ids_T), self.shape[1], dtype=torch.int8)
-        pointers = (self.data.data_ptr(), ids_T.data_ptr(), out_TK.data_ptr())
-        cpu.library.load().unpack_int8_rows(*pointers, len(ids_T), *self.shape, num_threads())
-        return out_TK
+        return cpu.unpack_rows(self.data, ids_T, shape=self.shape)
 
 
 def pack_int8(weight_NK: Tensor, most: int) -> Int8Form:

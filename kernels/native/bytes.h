@@ -2,10 +2,6 @@
 //
 // The bytes of a row are 0 … 255, those of weights -127 … 127: what the processors' instructions multiply.
 #pragma once
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "tile.h"
 
 #if defined(__AVX512VNNI__)

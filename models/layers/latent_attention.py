@@ -77,12 +77,11 @@ class LatentAttention(nn.Module):
     def forward(self, x_TE: Tensor, *, table: tuple[Tensor, Tensor], meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """[T, E]. Nothing turns here."""
         self.write(x_TE, meta=meta, cache=cache)
+        latents_BKPL = cache.k_BKPD[..., : self.latent.latent_size]
         out_THL = attention(
-            self.queries(x_TE), k_cache_BKPD=cache.k_BKPD, v_cache_BKPD=cache.k_BKPD, meta=meta, scale=self.scale
+            self.queries(x_TE), k_cache_BKPD=cache.k_BKPD, v_cache_BKPD=latents_BKPL, meta=meta, scale=self.scale
         )
-        # What the heads share comes along, weighed, and is dropped.
-        out_HTL = out_THL[:, :, : self.latent.latent_size].transpose(0, 1)
-        values_HTD = out_HTL @ self.from_latent.value_HDL.transpose(1, 2)
+        values_HTD = out_THL.transpose(0, 1) @ self.from_latent.value_HDL.transpose(1, 2)
         return self.out(values_HTD.transpose(0, 1).flatten(1))
 
     def write(self, x_TE: Tensor, *, meta: AttentionMeta, cache: LayerCache) -> None:

@@ -1,5 +1,7 @@
 """What a GPU runs, in Triton's interpreter on tensors of the CPU: whole models, and decode steps filled up."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hand_plans import Hand
@@ -13,9 +15,10 @@ from transformers import (
 )
 
 from hybrid_engine.groups.spec import group_layers
+from hybrid_engine.models.base import LayerInfo
 from hybrid_engine.models.registry import load_model
 from hybrid_engine.runner.batch import DecodeShape
-from hybrid_engine.runner.graphs import Decoded, DecodeGraphs
+from hybrid_engine.runner.graphs import Decoded, DecodeGraphs, can_be_recorded
 from hybrid_engine.runner.sampler import greedy_tokens
 from hybrid_engine.weights import open_checkpoint
 
@@ -70,7 +73,7 @@ class FilledUp:
     def run(self, plan) -> Decoded:
         self.num_steps += 1
         num_requests = len(plan.request_ids)
-        shape = DecodeShape.covering(num_requests, max(plan.num_computed_tokens) + 1)
+        shape = self.runner._batch.decode_shape(plan)
         packed = self.runner._batch.pack(plan, shape=shape)
         assert len(packed.token_ids_T) == shape.num_requests > num_requests
         logits_RV = self.runner.model.logits(self.runner._forward(packed))
@@ -128,6 +131,30 @@ def test_requests_that_fill_a_step_up_change_nothing_and_touch_nothing(hand, pai
             assert torch.equal(tensor_B[0].nan_to_num(7), old_B[0].nan_to_num(7)), "the null block was touched"
 
 
+def test_a_prefix_shared_in_a_step_that_is_filled_up_changes_no_answer(tmp_path, request):
+    torch.manual_seed(0)
+    layers = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "head_dim": 16, "tie_word_embeddings": False}
+    oracle = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, **layers, max_position_embeddings=2048)).eval()
+    oracle.save_pretrained(tmp_path)
+    model = load_model(open_checkpoint(tmp_path), dtype=torch.float32)
+    groups = group_layers(model.info.cache_specs(block_size=4, element_bytes=4))
+    hand = Hand(model, groups, num_blocks=160)
+    document = [(i * i * 7 + 3 * i) % 99 + 1 for i in range(512)]
+    hand.add("a", [*document, 5])
+    hand.step({"a": 513})
+    for request_id in "bcde":
+        hand.add(request_id, [*document, ord(request_id) % 9 + 1], hit=512, hit_blocks=[hand.tables["a"][0][:128]])
+    hand.step(dict.fromkeys("bcde", 1))
+    request.getfixturevalue("interpreted")  # from here on
+    hand.runner._graphs = filled_up = FilledUp(hand)
+    num_before = hand.runner.num_spared_keys_total
+    answers = hand.run(dict.fromkeys("abcde", 1))
+    assert filled_up.num_steps == 1
+    assert hand.runner.num_spared_keys_total - num_before == 4 * 512
+    for request_id in "abcde":
+        assert answers[request_id] == greedy(oracle, hand.token_ids[request_id][:513], 2)[1:]
+
+
 @pytest.mark.parametrize(
     ("given", "rounded"),
     [
@@ -136,10 +163,21 @@ def test_requests_that_fill_a_step_up_change_nothing_and_touch_nothing(hand, pai
         ((8, 513), (8, 1024)),
         ((9, 4096), (16, 4096)),
         ((41, 5000), (48, 8192)),
+        ((2, 9, [0, 0]), (2, 512, ())),
+        ((2, 9, [0, 1, 5]), (2, 512, (0, 1, 8))),
     ],
 )
 def test_a_decode_step_is_filled_up_to_one_of_few_shapes(given, rounded):
     assert DecodeShape.covering(*given) == DecodeShape(*rounded)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_recorded"), [((64, 64), True), ((192, 128), True), ((700, 64), False), ((64, 600), False)]
+)
+def test_steps_are_recorded_where_attention_has_kernels(sizes, is_recorded):
+    layer = LayerInfo(0, "full_attention", num_heads=4, num_kv_heads=1, head_size=sizes[0], v_head_size=sizes[1])
+    model = SimpleNamespace(info=SimpleNamespace(layers=(layer,)), is_recordable=True)
+    assert can_be_recorded(model) == is_recorded
 
 
 def test_greedy_tokens_take_the_first_of_equals_and_tell_what_is_not_finite():

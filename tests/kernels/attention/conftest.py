@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.attention import AttentionMeta, attention, reference
+from hybrid_engine.kernels.attention import AttentionMeta, attention, fallback, reference
 
 TOLERANCE = {
     # Sums of a few hundred float32 terms in another order.
@@ -72,5 +72,46 @@ def make_problem(
 
 
 @pytest.fixture
+def without_torch(monkeypatch):
+    """Let what falls back to torch fail."""
+
+    def refuse(*_, **__):
+        raise AssertionError("went through torch")
+
+    monkeypatch.setattr(fallback, "attention", refuse)
+
+
+@pytest.fixture
 def problem():
     return make_problem
+
+
+def make_shared_problem(
+    *, prefixes, own_keys, heads=4, kv_heads=2, size=32, block_size=16, dtype=torch.float32, num_queries=None, **options
+) -> Problem:
+    """Requests of one query whose tables begin with the same blocks.
+
+    prefixes: for each request, (name, blocks) in order, the same name for the same blocks; own_keys: behind them.
+    """
+    names = {name: num_blocks for parts in prefixes for name, num_blocks in parts}
+    num_keys = [sum(n for _, n in parts) * block_size + own for parts, own in zip(prefixes, own_keys, strict=True)]
+    needs = [-(-n // block_size) - sum(b for _, b in parts) for n, parts in zip(num_keys, prefixes, strict=True)]
+    order = iter((torch.randperm(sum(names.values()) + sum(needs)) + 1).tolist())
+    blocks = {name: [next(order) for _ in range(n)] for name, n in names.items()}
+    tables = [
+        [block for name, _ in parts for block in blocks[name]] + [next(order) for _ in range(need)]
+        for parts, need in zip(prefixes, needs, strict=True)
+    ]
+    caches = [torch.randn(sum(names.values()) + sum(needs) + 1, kv_heads, block_size, size).to(dtype) for _ in "kv"]
+    for cache in caches:
+        cache[0] = torch.nan
+    num_queries = num_queries or [1] * len(num_keys)
+    meta = AttentionMeta.build(
+        num_queries=num_queries, num_keys=num_keys, block_tables=tables, block_size=block_size, is_shared=True
+    )
+    return Problem(torch.randn(sum(num_queries), heads, size).to(dtype), caches[0], caches[1], meta, options)
+
+
+@pytest.fixture
+def shared_problem():
+    return make_shared_problem

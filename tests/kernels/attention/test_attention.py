@@ -67,10 +67,22 @@ def test_sinks_take_their_share(problem, dtype):
 
 @pytest.mark.parametrize("v_size", [16, 48])
 @pytest.mark.parametrize("options", [{}, {"window": 20}, {"chunk": 24, "softcap": 0.5}, {"sinks": True}], ids=str)
-def test_values_may_have_another_size_than_keys(problem, dtype, v_size, options):
+def test_values_may_have_another_size_than_keys(problem, dtype, v_size, options, path, request):
+    options = dict(options)
     sinks_H = torch.randn(4) if options.pop("sinks", False) else None
+    if path != "torch":
+        request.getfixturevalue("without_torch")
     case = problem(**MIXED, dtype=dtype, v_size=v_size, sinks_H=sinks_H, **options)
     assert case.run().shape == (*case.q_THD.shape[:2], v_size)
+    case.check()
+
+
+@pytest.mark.parametrize("sizes", [(48, 32), (576, 512)], ids=str)
+def test_values_may_be_parts_of_keys(problem, dtype, sizes, path, request):
+    if path != "torch":
+        request.getfixturevalue("without_torch")
+    case = problem(num_queries=[1, 5, 1], num_keys=[600, 5, 3], dtype=dtype, size=sizes[0], heads=34, kv_heads=1)
+    case.v_cache_BKPD = case.k_cache_BKPD[..., : sizes[1]]
     case.check()
 
 
@@ -140,7 +152,7 @@ def test_neighbours_do_not_change_a_request(problem, dtype, path):
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"chunk": 500}], ids=["full", "window", "chunk"])
-@pytest.mark.parametrize("heads", [2, 6, 10, 18], ids=lambda heads: f"{heads // 2} rows a token")
+@pytest.mark.parametrize("heads", [2, 6, 10, 18, 40], ids=lambda heads: f"{heads // 2} rows a token")
 @pytest.mark.parametrize("path", ["native"], indirect=True)  # elsewhere products may depend on the batch
 def test_a_token_and_its_drafts_come_out_as_each_alone(problem, dtype, heads, options):
     num_queries, num_keys = 17, 1031  # across a split of the keys, and the edge of a chunk

@@ -22,9 +22,31 @@ def test_keys_in_several_splits_are_merged(problem, window):
     problem(num_queries=[1, 1], num_keys=[1, 600], window=window).check()
 
 
-def test_values_of_another_size_go_through_torch(problem, dtype):
-    problem(**MIXED, dtype=dtype, v_size=16, window=20).check()
+@pytest.mark.parametrize("sizes", [(32, 16), (20, 40), (528, 512)], ids=str)
+def test_values_of_another_size_than_keys(problem, dtype, sizes, without_torch):
+    problem(**MIXED, dtype=dtype, size=sizes[0], v_size=sizes[1], window=20).check()
+
+
+@pytest.mark.parametrize("sizes", [(48, 40), (576, 512)], ids=str)
+def test_values_that_are_parts_of_keys(problem, sizes, without_torch):
+    case = problem(**MIXED, dtype=torch.bfloat16, size=sizes[0], heads=70, kv_heads=1)
+    case.v_cache_BKPD = case.k_cache_BKPD[..., : sizes[1]]
+    case.check()
 
 
 def test_sinks_take_their_share_in_both(problem):
     problem(num_queries=[1, 1, 7], num_keys=[1, 300, 40], sinks_H=torch.randn(4)).check()
+
+
+def test_members_read_the_keys_that_they_share_from_the_table_of_one(shared_problem):
+    prefixes = [[("all", 96)], [("all", 96)], [("other", 2)]]
+    case = shared_problem(
+        prefixes=prefixes, own_keys=[3, 270, 9], dtype=torch.bfloat16, heads=3, kv_heads=1, window=1802
+    )
+    case.check()
+    expected = case.run()
+    # Its first split is not inside the second one's window, and so its own to read.
+    case.meta.block_tables_RB[1, 16:96] = 0
+    assert torch.equal(case.run(), expected)
+    case.meta.block_tables_RB[1, 15] = 0
+    assert case.run()[1].isnan().all()
