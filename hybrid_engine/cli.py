@@ -27,6 +27,7 @@ from hybrid_engine.options import (
     DiskCacheSize,
     DraftModel,
     Dtype,
+    Exact,
     HostCache,
     JsonSchema,
     MaxModelLen,
@@ -83,6 +84,7 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each prompt.")] = False,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    exact: Exact = False,
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     block_size: BlockSize = 16,
@@ -114,6 +116,7 @@ def generate(
         model,
         dtype=dtype,
         quantization=quantization,
+        exact=exact,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         block_size=block_size,
@@ -358,8 +361,7 @@ def _read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
             # The line end that `echo` and editors put last is not meant; any other is.
             texts = [text for text in [sys.stdin.read().removesuffix("\n")] if text]
     except (OSError, UnicodeDecodeError) as error:
-        where = "stdin" if file is None else str(file)
-        raise RequestError(f"the prompts can't be read from {where} as UTF-8 text: {error}") from error
+        raise RequestError(f"the prompts can't be read from {file or 'stdin'} as UTF-8 text: {error}") from error
     if not texts:
         raise RequestError(
             "there is no prompt: give some as arguments behind the model (hybrid-engine generate tiny-hybrid PROMPT), "
@@ -388,8 +390,7 @@ def _print_output(output: RequestOutput) -> None:
 
 def _print_facts(output: RequestOutput, num_tokens: int) -> None:
     metrics = output.metrics
-    seconds = metrics.total_seconds or 0.0
-    facts = f"{num_tokens} tokens in {seconds:.1f} s; prompt: {output.cache} tokens"
+    facts = f"{num_tokens} tokens in {metrics.total_seconds or 0.0:.1f} s; prompt: {output.cache} tokens"
     if metrics.num_draft_tokens:
         facts += f"; {metrics.num_accepted_tokens} of {metrics.num_draft_tokens} guesses right"
     Console(stderr=True).print(facts, style="dim", highlight=False, soft_wrap=True)

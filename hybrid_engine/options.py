@@ -18,6 +18,7 @@ Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: the checkp
 Quantization = Annotated[
     str | None, typer.Option(help="Keep weights in 8 bits: int8; w8a8: and round what they multiply to 8 bits, too.")
 ]
+Exact = Annotated[bool, typer.Option(help="The same bits in whatever steps, and beside whatever else; docs/EXACT.md.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")]
 Memory = Annotated[str | None, typer.Option(help="Cache memory, like 2GiB; by default a quarter of what is free.")]
 BlockSize = Annotated[int, typer.Option(help="Tokens in a cache block.")]

@@ -34,6 +34,7 @@ from hybrid_engine.detokenizer import fast_tokenizer
 from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.errors import CapacityError, ConfigError
+from hybrid_engine.exactness import check_exact
 from hybrid_engine.groups.spec import group_layers, with_block_sizes
 from hybrid_engine.kernels.dispatch import has_triton
 from hybrid_engine.kernels.linear import check_quantization
@@ -74,6 +75,8 @@ class EngineSettings(TypedDict, total=False):
     """'float32', 'bfloat16', or 'auto' (default): the checkpoint's own, bfloat16 where it is float16 or quantised."""
     quantization: str | None
     """'int8': linear weights in 8 bits; 'w8a8': what they multiply as well; None: in dtype. On a CPU."""
+    exact: bool
+    """Whether logits have the same bits in whatever steps a text is computed, and beside whatever else."""
     max_model_len: int | None
     """Most tokens of a prompt and its answer; None: as far as the model and the memory reach."""
     cache_memory_bytes: int | str | None
@@ -120,6 +123,7 @@ class EngineConfig:
     tokenizer: str | Path | None = None
     dtype: str = "auto"
     quantization: str | None = None
+    exact: bool = False
     max_model_len: int | None = None
     device: str = "cpu"
     num_threads: int | None = None
@@ -240,9 +244,11 @@ def start_engine(config: EngineConfig) -> tuple[Engine, EnginePlan]:
         torch.set_num_threads(config.num_threads)
     check_device(config.device)
     checkpoint = open_checkpoint(config.model)
+    check_exact(config.exact, checkpoint.config, device_type=config.device.partition(":")[0])
     plan = plan_engine(checkpoint.config, config)
     tokenizer = load_tokenizer(Path(config.tokenizer or checkpoint.path))
-    model = load_model(checkpoint, dtype=plan.dtype, device=config.device, quantization=plan.quantization)
+    how = {"device": config.device, "quantization": plan.quantization, "exact": config.exact}
+    model = load_model(checkpoint, dtype=plan.dtype, **how)
     eos_token_ids = plan.info.eos_token_ids
     grammars = Grammars(fast_tokenizer(tokenizer), vocab_size=plan.info.vocab_size, eos_token_ids=eos_token_ids)
     cache = with_folder_key(config.cache)
@@ -309,11 +315,7 @@ def _make_drafter(
 
 
 def _check_vocabulary(
-    path: str | Path,
-    draft_info: ModelInfo,
-    info: ModelInfo,
-    tokenizer: PreTrainedTokenizerBase,
-    checkpoint: Checkpoint,
+    path: str | Path, draft_info: ModelInfo, info: ModelInfo, tokenizer: PreTrainedTokenizerBase, checkpoint: Checkpoint
 ) -> None:
     """Raise ConfigError unless a token id means the same to both models."""
     if draft_info.vocab_size != info.vocab_size:

@@ -355,6 +355,8 @@ class Model(nn.Module):
     """Whether decode steps are the same launches whatever their tokens are, as far as the model knows."""
     quantization: str | None = None
     """How linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in the model's dtype."""
+    is_exact: bool = False
+    """Whether what it says has the same bits in whatever steps a text is computed, and beside whatever else."""
     unused_weights: tuple[str, ...] = ()
     """Patterns of tensors that a checkpoint may have and this model leaves alone."""
 
@@ -370,12 +372,15 @@ class Model(nn.Module):
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""
 
-    def keep_weights_as(self, quantization: str | None) -> None:
-        """Say how linear weights are to be kept, before any is taken. It stands in `quantization`."""
-        self.quantization = quantization
+    def keep_weights_as(self, quantization: str | None, *, exact: bool = False) -> None:
+        """Say how linear weights are to be kept, before any is taken. It stands in `quantization`.
+
+        exact: stands in `is_exact`: a row of a product is the same to the last bit whatever rows are beside it.
+        """
+        self.quantization, self.is_exact = quantization, exact
         for module in self.modules():
             if isinstance(module, WeightModule):
-                module.quantization = quantization
+                module.quantization, module.is_exact = quantization, exact
 
     def weights(self) -> Iterator[tuple[Weight, Callable[[Weight, Tensor], None]]]:
         """Every weight, and where it is taken once it is filled."""

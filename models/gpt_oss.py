@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.models.base import LayerInfo, Model
 from hybrid_engine.models.config import DecoderConfig, experts_per_token, kinds_of, positive, resolve, with_defaults
 from hybrid_engine.models.decoder import Decoder
@@ -86,7 +87,7 @@ class GptOssExperts(Experts):
         """gate * sigmoid(alpha * gate) * (up + 1): [X, I]."""
         gate_XI, up_XI = gate_up_XC.float().chunk(2, 1)
         gate_XI, up_XI = gate_XI.clamp(max=self.limit), up_XI.clamp(-self.limit, self.limit)
-        return (gate_XI * torch.sigmoid(self.alpha * gate_XI) * (up_XI + 1)).to(gate_up_XC.dtype)
+        return (gate_XI * act(self.alpha * gate_XI, kind="sigmoid") * (up_XI + 1)).to(gate_up_XC.dtype)
 
 
 class GptOssLayer(MlpLayer):

@@ -152,10 +152,12 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     quantization: str | None = None,
+    exact: bool = False,
 ) -> Model:
     """Build a model and fill it from a checkpoint, every tensor accounted for.
 
     quantization: how linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in dtype.
+    exact: as Model.is_exact.
     Raises CheckpointError when a tensor is missing, of the wrong shape or left over, ConfigError when the model's
     weights can't be kept so.
     """
@@ -167,7 +169,7 @@ def load_model(
         return generic.load(checkpoint, values, dtype=dtype, device=device)
     checkpoint = dequantised(checkpoint)
     model = build_model(checkpoint.config, dtype=dtype, device=device)
-    model.keep_weights_as(quantization)
+    model.keep_weights_as(quantization, exact=exact)
     load_weights(model.weights(), checkpoint, dtype=dtype, device=device, unused=model.unused_weights)
     model.check_layers()
     return model.eval()

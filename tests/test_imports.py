@@ -151,6 +151,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "detokenizer",
         "drafting",
         "engine",
+        "exactness",
         "kernels.dispatch",
         "kernels.linear",
         "models",
@@ -158,6 +159,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "speculation",
     }
     | {"structured", "tiny_hybrid", "tokenizer", "weights"},
+    "exactness": {"errors", "kernels", "models"},
     "inputs": {"errors", "sampling_params"},
     "stream": {"outputs"},
     "interrupts": set(),

@@ -15,6 +15,7 @@ from hybrid_engine.bench.gpu_work import (
     make_conv,
     make_copies,
     make_delta,
+    make_exact_linear,
     make_gated_norm,
     make_mamba1,
     make_mamba2,
@@ -94,6 +95,13 @@ def cases() -> Iterator[Case]:
         for scan, is_by_row in DELTAS:
             work = _bind(make_delta, scan, is_by_row, num_queries, captures)
             yield Case(f"delta rule, {kind}, {scan.name}", work, BOTH if scan == DELTAS[0][0] else BOTH[:1])
+    requests = ([37, 1, 0, 90], [(0, 5, 9), (3, 64, 10)])
+    yield Case("exact mamba 2", _bind(make_mamba2, SCANS[0], *requests, is_exact=True), BOTH[:1])
+    for scan, is_by_row in (DELTAS[0], DELTAS[2]):
+        yield Case(
+            f"exact delta rule, {scan.name}", _bind(make_delta, scan, is_by_row, *requests, is_exact=True), BOTH[:1]
+        )
+    yield Case("exact linear", _bind(make_exact_linear, 70, 2560, 2048))
     yield Case("gated norm in groups", _bind(make_gated_norm, 4096, 1024))
 
 

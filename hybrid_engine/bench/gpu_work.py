@@ -17,6 +17,8 @@ from hybrid_engine.kernels import activation, attention, norm, rope, ssm
 from hybrid_engine.kernels.activation import reference as activation_reference
 from hybrid_engine.kernels.attention import AttentionMeta
 from hybrid_engine.kernels.attention import reference as attention_reference
+from hybrid_engine.kernels.linear import PackedLinear, linear
+from hybrid_engine.kernels.linear import reference as linear_reference
 from hybrid_engine.kernels.norm import reference as norm_reference
 from hybrid_engine.kernels.rope import reference as rope_reference
 from hybrid_engine.kernels.ssm import PIECE_TOKENS, StateMeta
@@ -199,7 +201,7 @@ def make_rope(device: torch.device, dtype: torch.dtype, heads: int, kv: int, siz
 
 
 def make_state_meta(
-    device: torch.device, num_queries: list[int], captures: list[tuple[int, int, int]]
+    device: torch.device, num_queries: list[int], captures: list[tuple[int, int, int]], *, is_exact: bool = False
 ) -> tuple[StateMeta, int]:
     """Every second request goes on from a state; slots in no order; and the number of slots."""
     num_rows = len(num_queries)
@@ -209,7 +211,8 @@ def make_state_meta(
         has_history=[row % 2 == 0 for row in range(num_rows)],
         captures=captures,
         put=lambda array: torch.as_tensor(array, device=device),
-        piece_size=PIECE_TOKENS,
+        piece_size=None if is_exact else PIECE_TOKENS,
+        is_exact=is_exact,
     )
     return meta, max([num_rows, *(slot for _, _, slot in captures)]) + 1
 
@@ -271,9 +274,11 @@ def make_mamba2(
     num_queries: list[int],
     captures: list,
     chunk: int = PIECE_TOKENS,
+    *,
+    is_exact: bool = False,
 ) -> Work:
     """The scan by heads."""
-    meta, num_slots = make_state_meta(device, num_queries, captures)
+    meta, num_slots = make_state_meta(device, num_queries, captures, is_exact=is_exact)
     num_tokens = sum(num_queries)
     inputs = {
         "x_THD": random_tensor(device, dtype, num_tokens, scan.heads, scan.size),
@@ -298,10 +303,17 @@ def make_mamba2(
 
 
 def make_delta(
-    device: torch.device, dtype: torch.dtype, scan: Scan, is_by_row: bool, num_queries: list[int], captures: list
+    device: torch.device,
+    dtype: torch.dtype,
+    scan: Scan,
+    is_by_row: bool,
+    num_queries: list[int],
+    captures: list,
+    *,
+    is_exact: bool = False,
 ) -> Work:
     """The gated delta rule, with a decay for each head or for each row of its state."""
-    meta, num_slots = make_state_meta(device, num_queries, captures)
+    meta, num_slots = make_state_meta(device, num_queries, captures, is_exact=is_exact)
     num_tokens, decays = sum(num_queries), scan.states if is_by_row else 1
     inputs = {
         "q_TGN": random_tensor(device, dtype, num_tokens, scan.groups, scan.states),
@@ -322,6 +334,18 @@ def make_delta(
         *_stateful("gated_delta_rule", cache, meta, **inputs),
         num_bytes=2 * v_THD.numel() * dtype.itemsize + 8 * len(num_queries) * state_elements,
         num_flops=6.0 * num_tokens * state_elements,
+    )
+
+
+def make_exact_linear(device: torch.device, dtype: torch.dtype, rows: int, outputs: int, inputs: int) -> Work:
+    """A product whose rows don't depend on each other, to float32."""
+    x_TK, weight_NK = random_tensor(device, dtype, rows, inputs), random_tensor(device, dtype, outputs, inputs)
+    packed, bias_N = PackedLinear.pack(weight_NK, is_exact=True), torch.randn(outputs, device=device)
+    return Work(
+        lambda: linear(x_TK, packed, bias_N, out_dtype=torch.float32),
+        lambda: linear_reference.linear(x_TK, weight_NK, bias_N, out_dtype=torch.float32),
+        num_bytes=weight_NK.numel() * dtype.itemsize,
+        num_flops=2.0 * rows * outputs * inputs,
     )
 
 

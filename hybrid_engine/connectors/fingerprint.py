@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hybrid_engine.groups.spec import Group
 
-COMPUTED_VERSION = 1
+COMPUTED_VERSION = 2
 """To be raised whenever equal weights and tokens give other keys, values or states than before."""
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
@@ -28,6 +28,8 @@ def cache_facts(
         "weights": weights_digest(model),
         # Equal weights may multiply inputs that are rounded in different ways.
         "quantization": getattr(model, "quantization", None),
+        # An exact engine must find no bytes that another one computed.
+        "exact": getattr(model, "is_exact", False),
         "match_unit_tokens": match_unit_tokens,
         "groups": [
             {"kind": group.spec.kind, "layers": list(group.layer_indices), **_plain(asdict(group.spec))}

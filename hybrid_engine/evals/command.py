@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.options import Dtype, Quantization
+from hybrid_engine.options import Dtype, Exact, Quantization
 
 Resolve = Callable[[str], str | Path]
 """From a model as it is named on the command line to its path."""
@@ -45,6 +45,7 @@ def add_eval(app: typer.Typer, resolve: Resolve, default_model: str) -> None:
         html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
         dtype: Dtype = "auto",
         quantization: Quantization = None,
+        exact: Exact = False,
         memory: Annotated[str | None, typer.Option(help="Cache memory, like 2GiB.")] = None,
         block_size: Annotated[int, typer.Option(help="Tokens in a cache block.")] = 16,
         max_num_seqs: Annotated[int, typer.Option(help="Samples that run at once.")] = 32,
@@ -60,6 +61,7 @@ def add_eval(app: typer.Typer, resolve: Resolve, default_model: str) -> None:
             resolve(model),
             dtype=dtype,
             quantization=quantization,
+            exact=exact,
             max_model_len=max(wanted),
             cache_memory_bytes=memory,
             block_size=block_size,

@@ -77,11 +77,13 @@ class BatchState:
         vocab_size: int,
         device: torch.device | str = "cpu",
         most_shared_queries: Sequence[int] | None = None,
+        exact: bool = False,
     ) -> None:
-        """layout: which block ids there are.
+        """layout: which block ids there are. exact: as Model.is_exact.
 
         most_shared_queries: for each group, of a request that can share the reading of keys; None: nobody shares.
         """
+        self._is_exact = exact
         self.vocab_size = vocab_size
         self.device = torch.device(device)
         self._staging = Staging(device)
@@ -217,6 +219,7 @@ class BatchState:
                     num_keys_R,
                     *self._locate(tables, rows, num_keys, requests_T, positions_T, shape, staging),
                     known_extent=extent,
+                    is_exact=self._is_exact,
                     shared=_share(ranges[group_id], group_id, len(all_starts) - 1, shape, staging),
                 )
                 for group_id, tables in enumerate(self.tables)
@@ -306,8 +309,9 @@ class BatchState:
             has_history=[num_tokens > 0 for num_tokens in plan.num_computed_tokens],
             captures=captures,
             put=staging.put,
-            piece_size=None if staging.is_on_host else PIECE_TOKENS,
+            piece_size=None if staging.is_on_host or self._is_exact else PIECE_TOKENS,
             num_padding=num_padding,
+            is_exact=self._is_exact,
         )
 
     def _check(

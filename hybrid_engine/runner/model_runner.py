@@ -74,6 +74,7 @@ class ModelRunner:
             layout,
             vocab_size=model.info.vocab_size,
             device=device,
+            exact=model.is_exact,
             most_shared_queries=[
                 _most_shared_queries(model, group, device) if shares_prefixes else 0 for group in groups
             ],

@@ -12,7 +12,7 @@ from rich.console import Console
 from hybrid_engine import tiny_hybrid
 from hybrid_engine.config import speculation
 from hybrid_engine.errors import ConfigError
-from hybrid_engine.options import Dtype, Quantization
+from hybrid_engine.options import Dtype, Exact, Quantization
 from hybrid_engine.server.settings import AUTO, ServerSettings, read_api_keys
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         share_cache: Annotated[bool, typer.Option(help="Let clients with different keys share prefixes.")] = False,
         dtype: Dtype = "auto",
         quantization: Quantization = None,
+        exact: Exact = False,
         max_model_len: Annotated[int | None, typer.Option(help="Most tokens of a prompt and its answer.")] = None,
         max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once.")] = 64,
         max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens computed in one step.")] = 2048,
@@ -168,6 +169,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             resolve(model),
             dtype=dtype,
             quantization=quantization,
+            exact=exact,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

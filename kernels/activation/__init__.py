@@ -1,4 +1,4 @@
-"""Gated activations of MLPs."""
+"""Activations, alone and as gates of MLPs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,22 @@ from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.checks import FLOATS, check_dtype, check_shape
 from hybrid_engine.kernels.dispatch import implementation
 
-__all__ = ["act_mul"]
+__all__ = ["act", "act_mul"]
 
 KINDS = ("gelu", "gelu_tanh", "silu")
+PLAIN_KINDS = ("gelu_tanh", "sigmoid", "silu")
+
+
+def act(x: Tensor, *, kind: str) -> Tensor:
+    """act(x), element by element, computed in float32, in x's dtype: a new tensor.
+
+    What an element becomes depends on it alone: torch's own functions round otherwise where a tensor ends.
+    x: float32 or bfloat16, any shape. kind: one of PLAIN_KINDS. Raises ShapeError when dtype or kind doesn't fit.
+    """
+    check_dtype("x", x, *FLOATS)
+    if kind not in PLAIN_KINDS:
+        raise ShapeError(f"kind is {kind!r}, must be one of {', '.join(PLAIN_KINDS)}")
+    return implementation(__name__, x.device.type).act(x, kind=kind)
 
 
 def act_mul(gate_up_TC: Tensor, *, kind: str) -> Tensor:

@@ -1,4 +1,4 @@
-// Gated activations.
+// Activations, alone and as gates.
 #include <omp.h>
 
 #include "rows.h"
@@ -8,14 +8,27 @@ namespace {
 struct Silu {
     METHOD static vf of(vf x) { return x / (1.0f + exp(-x)); }
 };
+struct Sigmoid {
+    METHOD static vf of(vf x) { return 1.0f / (1.0f + exp(-x)); }
+};
 struct GeluTanh {
     // x / 2 * (1 + tanh(u)) is x / (1 + exp(-2u))
     METHOD static vf of(vf x) { return x / (1.0f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x))); }
 };
 
+constexpr int64_t CUT = 1024;  // columns of one piece of work, so that a single row of a wide MLP is shared too
+
+template <class Act, class T>
+void act(const T* x, T* out, int64_t size, int num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (size > 1 << 15)
+    for (int64_t start = 0; start < size; start += CUT)
+        for_pieces(size - start < CUT ? size - start : CUT, [&](int64_t i, int n) METHOD {
+            store_first(out + start + i, Act::of(load_first(x + start + i, n)), n);
+        });
+}
+
 template <class Act, class T>
 void act_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int64_t row_stride, int num_threads) {
-    constexpr int64_t CUT = 1024;  // columns of one piece of work, so that a single row of a wide MLP is shared too
     const int64_t cuts = (size + CUT - 1) / CUT;
 #pragma omp parallel for collapse(2) num_threads(num_threads) if (num_rows * size > 1 << 15)
     for (int64_t r = 0; r < num_rows; r++)
@@ -35,19 +48,27 @@ void act_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int64_t r
     void name(const T* gate_up, T* out, int64_t num_rows, int64_t size, int64_t row_stride, int32_t num_threads) { \
         act_mul<Act>(gate_up, out, num_rows, size, row_stride, num_threads);                                      \
     }
+#define ACT(name, Act, T) \
+    void name(const T* x, T* out, int64_t size, int32_t num_threads) { act<Act>(x, out, size, num_threads); }
 
 extern "C" {
 
-ACT_MUL(silu_float, Silu, float)
-ACT_MUL(silu_bf16, Silu, bf16)
-ACT_MUL(gelu_tanh_float, GeluTanh, float)
-ACT_MUL(gelu_tanh_bf16, GeluTanh, bf16)
+ACT_MUL(silu_mul_float, Silu, float)
+ACT_MUL(silu_mul_bf16, Silu, bf16)
+ACT_MUL(gelu_tanh_mul_float, GeluTanh, float)
+ACT_MUL(gelu_tanh_mul_bf16, GeluTanh, bf16)
+ACT(silu_float, Silu, float)
+ACT(silu_bf16, Silu, bf16)
+ACT(gelu_tanh_float, GeluTanh, float)
+ACT(gelu_tanh_bf16, GeluTanh, bf16)
+ACT(sigmoid_float, Sigmoid, float)
+ACT(sigmoid_bf16, Sigmoid, bf16)
 
 // 0 when silu(1) * 2 comes out right.
 int self_test() {
     const float gate_up[] = {1, 2};
     float out[1];
-    silu_float(gate_up, out, 1, 1, 2, 2);
+    silu_mul_float(gate_up, out, 1, 1, 2, 2);
     return std::abs(out[0] - 1.4621172f) < 1e-5f ? 0 : 1;
 }
 }

@@ -33,21 +33,14 @@ void merge(const View<T>& view, const Plan& plan, const Merge& merge) {
     auto state_of = [&](int64_t i) {
         return State::at(view.partials + plan.parts[i].partial, plan.parts[i].rows, size);
     };
-    std::vector<float> sums(size);
+    std::vector<float> memory(State::num_floats(1, size));
+    State all = State::at(memory.data(), 1, size);
     for (int64_t r = 0; r < merge.num_tokens * share; r++) {
-        float high = -INFINITY, total = 0;
+        all.clear(1);
         for (int64_t i = merge.first_part; i < merge.end_part; i++)
-            high = std::max(high, state_of(i).high[plan.parts[i].first_row + r]);
-        std::fill(sums.begin(), sums.end(), 0.f);
-        for (int64_t i = merge.first_part; i < merge.end_part; i++) {
-            const State part = state_of(i);
-            const int64_t row = plan.parts[i].first_row + r;
-            const float keep = std::exp2(part.high[row] - high);
-            total += part.total[row] * keep;
-            for (int64_t d = 0; d < size; d += LANES)
-                store(&sums[d], load(&sums[d]) + load(part.sums + row * size + d) * keep);
-        }
-        finish_row(view, merge.token + r / share, merge.kv_head * share + r % share, high, total, sums.data());
+            fold(all, state_of(i), 0, plan.parts[i].first_row + r);
+        finish_row(view, merge.token + r / share, merge.kv_head * share + r % share, *all.high, *all.total,
+                   all.sums);
     }
 }
 
@@ -92,11 +85,12 @@ bool are_slots(const int64_t* slots, int64_t num_tokens, int64_t num_slots) {
               int64_t num_heads, int64_t num_blocks, int64_t num_kv_heads, int64_t block_size, int64_t size,          \
               int64_t value_size, int64_t q_token, int64_t q_head, int64_t k_block, int64_t k_head, int64_t k_slot,   \
               int64_t v_block, int64_t v_head, int64_t v_slot, int64_t table_stride, int64_t table_width,             \
-              int64_t num_shared, int64_t window, int64_t chunk, float scale, float softcap, int32_t num_threads) {   \
+              int64_t num_shared, int64_t window, int64_t chunk, float scale, float softcap, int32_t is_exact,        \
+              int32_t num_threads) {                                                                                  \
         return attend(View<T>{q, k, v, out, query_starts, num_keys, tables, sinks, shared, num_requests, num_heads,   \
                               num_blocks, num_kv_heads, block_size, size, value_size, q_token, q_head, k_block,       \
                               k_head, k_slot, v_block, v_head, v_slot, table_stride, table_width, num_shared, window, \
-                              chunk, scale, softcap},                                                                 \
+                              chunk, scale, softcap, is_exact != 0},                                                  \
                       num_threads);                                                                                   \
     }
 
@@ -135,7 +129,7 @@ int self_test() {
     const int32_t starts[] = {0, 1}, num_keys[] = {2}, table[] = {0};
     for (int64_t heads : {1, 9}) {
         attention_float(q, k, v, out, starts, num_keys, table, nullptr, nullptr, 1, heads, 1, 1, 2, 16, 16, 16 * heads,
-                        16, 32, 32, 16, 32, 32, 16, 1, 1, 0, 0, 0, 1, 0, 2);
+                        16, 32, 32, 16, 32, 32, 16, 1, 1, 0, 0, 0, 1, 0, 0, 2);
         for (int i = 0; i < 16 * heads; i++)
             if (!(std::abs(out[i] - 2) < 1e-5f)) return 1;
     }

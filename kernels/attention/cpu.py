@@ -14,7 +14,7 @@ _LANES = 16
 """The C++ takes head sizes that are a multiple of this, as all models' are; others go through torch."""
 _MAX_HEAD_SIZE = 1024
 
-_ATTENTION = "ppppppppp" + "l" * 20 + "ff?"
+_ATTENTION = "ppppppppp" + "l" * 20 + "ffi?"
 _QKV_NORM_ROPE_WRITE = "ppppppppp" + "ii" + "l" * 15 + "f?"
 
 _SHARED_QUERIES = 17
@@ -123,6 +123,7 @@ def attention(
         chunk or 0,
         scale,
         softcap or 0.0,
+        meta.is_exact,
         num_threads(),
     )
     if not is_done:

@@ -25,15 +25,19 @@ def attention(
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """Tile by tile of each request's queries; keys below what a tile sees are never gathered."""
+    """Tile by tile of each request's queries; keys below what a tile sees are never gathered.
+
+    Exact: query by query, for torch sums in an order that depends on how many there are.
+    """
+    num_together = 1 if meta.is_exact else QUERY_TILE
     out_THD = q_THD.new_empty(*q_THD.shape[:2], v_cache_BKPD.shape[3])
     starts = meta.query_starts.tolist()
     plain = softcap is None and sinks_H is None
     for request, num_keys in enumerate(meta.num_keys.tolist()):
         start, stop = starts[request], starts[request + 1]
         first_position = num_keys - (stop - start)
-        for token in range(start, stop, QUERY_TILE):
-            last_token = min(token + QUERY_TILE, stop)
+        for token in range(start, stop, num_together):
+            last_token = min(token + num_together, stop)
             positions = range(first_position + token - start, first_position + last_token - start)
             lowest = first_visible(positions[0], window=window, chunk=chunk)
             span = slice(lowest, positions[-1] + 1)

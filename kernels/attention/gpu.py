@@ -124,9 +124,9 @@ def attention(
     }
     caches = (k_cache_BKPD, v_cache_BKPD)
     extent = meta.extent
-    if extent.most_queries > 1:
+    if extent.most_queries > 1 or meta.is_exact:
         _prefill(q_THD, caches, out_THD, meta, tables_RB, sinks_H, options)
-    if extent.most_keys_of_single_queries > 0:
+    if extent.most_keys_of_single_queries > 0 and not meta.is_exact:
         num_splits = _num_splits(extent.most_keys_of_single_queries, min(limits.values()))
         _decode(q_THD, caches, out_THD, meta, tables_RB, sinks_H, options, num_splits)
     return out_THD
@@ -159,6 +159,7 @@ def _prefill(
         ROWS=max(_MIN_DOT, next_power_of_2(queries * heads)),
         TILE=tiles.keys,
         HAS_SINKS=sinks_H is not None,
+        IS_EXACT=meta.is_exact,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **options,

@@ -87,7 +87,7 @@ struct SumSink {
 template <class T>
 struct ManyRowsScratch {
     T *q, *weights, *keys, *values;
-    float *scores, *keep, *state;
+    float *scores, *keep, *state, *folded;
 
     static int64_t num_bytes(int64_t rows, int64_t size, int64_t value_size) {
         return at(nullptr, rows, size, value_size).second;
@@ -103,6 +103,7 @@ struct ManyRowsScratch {
         s.scores = (float*)take(rows * KEY_BLOCK * 4);
         s.keep = (float*)take(rows * 4);
         s.state = (float*)take(State::num_floats(rows, value_size) * 4);
+        s.folded = (float*)take(State::num_floats(rows, value_size) * 4);
         return {s, used};
     }
 };
@@ -113,7 +114,9 @@ void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
     const int64_t depth = Line<T>::DEPTH;
     auto scratch = ManyRowsScratch<T>::at(memory, rows, size, value_size).first;
     State state = State::at(task.is_split ? view.partials + task.partial : scratch.state, rows, value_size);
+    State folded = State::at(scratch.folded, rows, value_size);
     state.clear(rows);
+    if (view.is_exact) folded.clear(rows);
     gather_queries(view, task, scratch.q);
     for (int64_t key = task.first_key / KEY_BLOCK * KEY_BLOCK; key < task.end_key; key += KEY_BLOCK) {
         BlockRows<T> found = find_rows(view, task, key);
@@ -130,6 +133,11 @@ void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
         SumSink sum_sink{state.sums, value_size, scratch.keep};
         multiply(Product<T>{scratch.weights, KEY_BLOCK, scratch.values, value_size * depth, KEY_BLOCK / depth}, rows,
                  value_size / LANES, sum_sink);
+        const int64_t next = key + KEY_BLOCK;
+        if (view.is_exact && !task.is_split && (next % SPLIT_KEYS == 0 || next >= task.end_key)) {
+            for (int64_t r = 0; r < rows; r++) fold(folded, state, r, r);
+            state.clear(rows);
+        }
     }
-    if (!task.is_split) finish_rows(view, task, state);
+    if (!task.is_split) finish_rows(view, task, view.is_exact ? folded : state);
 }

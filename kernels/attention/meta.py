@@ -50,6 +50,9 @@ class AttentionMeta:
     shared: SharedKeys | None = None
     """Keys to read once for several requests; None: each reads its own. It changes no result, only its speed."""
 
+    is_exact: bool = False
+    """Whether a query must give the same bits wherever it is computed: in any chunk, alone or beside others."""
+
     def __post_init__(self) -> None:
         """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
         num_requests = self.num_keys.shape[0]
@@ -93,6 +96,7 @@ class AttentionMeta:
         block_size: int,
         device: torch.device | str | None = None,
         is_shared: bool = False,
+        is_exact: bool = False,
     ) -> AttentionMeta:
         """Make the tensors from plain lists, one entry a request. device: torch's default one when None.
 
@@ -120,4 +124,6 @@ class AttentionMeta:
             if ranges:
                 tables = make_tables(ranges, len(keys_R), num_tiles=count_tiles(ranges))
                 shared = SharedKeys(*(torch.as_tensor(table, device=device) for table in tables))
-        return cls(query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent, shared=shared)
+        return cls(
+            query_starts, num_keys_R, block_tables_RB, slots, known_extent=extent, shared=shared, is_exact=is_exact
+        )

@@ -6,8 +6,7 @@
 #include "few_rows.h"
 
 constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
-constexpr int64_t SPLIT_ROWS = 16;        // of short chunks, and up to so many rows, keys are split among tasks,
-constexpr int64_t SPLIT_KEYS = 512;       // at absolute multiples: a result doesn't depend on a request's neighbours
+constexpr int64_t SPLIT_ROWS = 16;        // of short chunks, and up to so many rows, keys are split among tasks
 constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
                                           // token as in chunks of one: a verified text is the same to the last bit
 constexpr int64_t SERIAL_WORK = 1 << 18;  // multiplications below which waking other threads costs more than it gives
@@ -66,6 +65,11 @@ struct Chunk {
     }
 };
 
+template <class T>
+bool is_few(const View<T>& view, int64_t rows) {
+    return rows <= FEW_ROWS && !view.is_exact;
+}
+
 // Whether tasks for several requests give each the same as tasks of its own would: the same splits of the same keys.
 template <class T>
 bool can_share(const View<T>& view, const int32_t* row, const std::vector<Covered>& covered) {
@@ -96,7 +100,7 @@ void plan_shared(const View<T>& view, const int32_t* row, const int32_t* first, 
     }
     for (int64_t key = row[0]; key < row[1]; key += SPLIT_KEYS)
         for (int64_t head = 0; head < view.num_kv_heads; head++) {
-            Task task{*first, head, 0, num_tokens, 0, key, key + SPLIT_KEYS, share <= FEW_ROWS, true, 0};
+            Task task{*first, head, 0, num_tokens, 0, key, key + SPLIT_KEYS, is_few(view, share), true, 0};
             task.first_span = first_span, task.end_span = plan.spans.size();
             Part part{plan.add(view, task, num_tokens * share), num_tokens * share, 0};
             for (int64_t i = 0; i < last - first; i++) {
@@ -140,7 +144,7 @@ void plan_tile(const View<T>& view, Task task, bool is_short, const Covered& cov
     const int64_t rows = task.num_tokens * view.share();
     const int64_t start = view.lowest(task.position), end = task.position + task.num_tokens;
     const int64_t step = is_short || alike_rows <= SPLIT_ROWS ? SPLIT_KEYS : end;
-    task.is_few = alike_rows <= FEW_ROWS;
+    task.is_few = is_few(view, alike_rows);
     task.is_split = (end - 1) / step > start / step;
     const int64_t first_part = plan.parts.size();
     for (int64_t key = start; key < end;) {

@@ -59,9 +59,11 @@ def prefill_kernel(
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EXACT: tl.constexpr,
 ):
     """QUERIES tokens of one request, HEADS of one kv head's GROUP query heads: row r is token r // HEADS.
 
+    IS_EXACT: single queries too, so that a query is computed in one way wherever it stands.
     IS_V_IN_K: a value is the first V_SIZE elements of its key.
     """
     # The last tiles first: they have the most keys, and what starts last should be short.
@@ -71,7 +73,9 @@ def prefill_kernel(
     first_query = first_in_tile(starts_ptr, i_row, i_tile, QUERIES)
     token = tl.load(starts_ptr + i_row)
     num_queries = tl.load(starts_ptr + i_row + 1) - token
-    if num_queries <= 1 or first_query >= num_queries:  # single queries are the decode kernel's
+    if first_query >= num_queries:
+        return
+    if not IS_EXACT and num_queries == 1:  # the decode kernel's
         return
     num_before = tl.load(num_keys_ptr + i_row) - num_queries
     o_row = tl.arange(0, ROWS)

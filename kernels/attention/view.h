@@ -7,6 +7,7 @@
 
 constexpr int64_t KEY_BLOCK = 64;  // keys handled at once, cut at absolute multiples
 constexpr int64_t KEY_TILES = KEY_BLOCK / LANES;
+constexpr int64_t SPLIT_KEYS = 512;  // where keys are split among tasks, at absolute multiples
 
 template <class T>
 struct View {
@@ -23,6 +24,8 @@ struct View {
     int64_t q_token, q_head, k_block, k_head, k_slot, v_block, v_head, v_slot, table_stride, table_width, num_shared;
     int64_t window, chunk;  // 0: none
     float scale, softcap;   // softcap 0: none
+    bool is_exact;          // a query gives the same bits wherever it is computed: one way for all tasks, and all keys
+                            // summed split by split
     float* partials = nullptr;
     const struct Span* spans = nullptr;  // of tasks for several requests
 
@@ -85,6 +88,19 @@ struct State {
         for (int64_t r = 0; r < rows; r++) high[r] = -INFINITY, total[r] = 0;
     }
 };
+
+// Take the state of further keys in. One function for all who do: what the compiler makes of it rounds in one way.
+__attribute__((noinline)) inline void fold(State into, State part, int64_t into_row, int64_t part_row) {
+    const int64_t size = into.value_size;
+    const float part_high = part.high[part_row];
+    if (part_high == -INFINITY) return;  // none of them is seen
+    const float high = std::max(into.high[into_row], part_high);
+    const float keep = std::exp2(into.high[into_row] - high), share = std::exp2(part_high - high);
+    into.high[into_row] = high;
+    into.total[into_row] = into.total[into_row] * keep + part.total[part_row] * share;
+    float *to = into.sums + into_row * size, *from = part.sums + part_row * size;
+    for (int64_t d = 0; d < size; d += LANES) store(to + d, load(to + d) * keep + load(from + d) * share);
+}
 
 // Turn one row's scores of a key block into weights, of which [first, last) are seen, and move the running softmax on.
 // Returns what the row's former sums must be multiplied by. Weights outside [first, last) are zero.

@@ -97,7 +97,11 @@ def check_ids(ids_T: Tensor, num_outputs: int) -> None:
         raise IndexError(f"ids_T holds {int(ids_T.min())} .. {int(ids_T.max())}, must be within [0, {num_outputs})")
 
 
-def linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
-    """torch's own linear."""
+def linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype, is_exact: bool = False
+) -> Tensor:
+    """torch's own linear; is_exact: row by row, for the order that it adds in depends on how many there are."""
+    if is_exact and len(x_TK) > 1:
+        return torch.cat([linear(x_1K, weight_NK, bias_N, out_dtype=out_dtype) for x_1K in x_TK.split(1)])
     bias_N = bias_N if bias_N is None else bias_N.to(x_TK.dtype)
     return F.linear(x_TK, weight_NK, bias_N).to(out_dtype)

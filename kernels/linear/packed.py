@@ -38,7 +38,9 @@ class Form(Protocol):
 class PlainForm:
     """The weight as it is."""
 
-    def __init__(self, weight_NK: Tensor) -> None:
+    def __init__(self, weight_NK: Tensor, *, is_exact: bool = False) -> None:
+        """is_exact: as PackedLinear.pack."""
+        self.is_exact = is_exact
         self.data = weight_NK.contiguous()
         self.dtype = weight_NK.dtype
         self.num_bytes = self.data.numel() * self.data.element_size()
@@ -46,7 +48,7 @@ class PlainForm:
     def multiply(self, x_TK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
         """As reference.linear."""
         run = implementation("hybrid_engine.kernels.linear", x_TK.device.type).linear
-        return run(x_TK, self.data, bias_N, out_dtype=out_dtype)
+        return run(x_TK, self.data, bias_N, out_dtype=out_dtype, is_exact=self.is_exact)
 
     def rows(self, ids_T: Tensor) -> Tensor:
         """Rows of the weight."""
@@ -65,16 +67,17 @@ class PackedLinear:
         self.num_outputs, self.num_inputs = shape
 
     @classmethod
-    def pack(cls, weight_NK: Tensor, quantization: str | None = None) -> PackedLinear:
+    def pack(cls, weight_NK: Tensor, quantization: str | None = None, *, is_exact: bool = False) -> PackedLinear:
         """Pack a weight, float32 or bfloat16 (other dtypes raise ShapeError); the argument may be freed afterwards.
 
         Packing may keep a reference to the weight instead of copying it: don't write to it afterwards.
         quantization: one of QUANTIZATIONS, on a CPU; None keeps every bit. Raises ConfigError for any other.
+        is_exact: a row gives the same bits whatever rows are beside it, which on a GPU costs time.
         """
         check_shape("weight_NK", weight_NK, None, None)
         check_dtype("weight_NK", weight_NK, *FLOATS)
         num_outputs, num_inputs = weight_NK.shape
-        return cls(_form(weight_NK.detach(), quantization), shape=(num_outputs, num_inputs))
+        return cls(_form(weight_NK.detach(), quantization, is_exact), shape=(num_outputs, num_inputs))
 
     @property
     def data(self) -> Tensor:
@@ -111,10 +114,10 @@ class PackedLinear:
         return self.rows(torch.arange(self.num_outputs, device=self.device))
 
 
-def _form(weight_NK: Tensor, quantization: str | None) -> Form:
+def _form(weight_NK: Tensor, quantization: str | None, is_exact: bool) -> Form:
     if quantization is None:
         is_tiled = weight_NK.device.type == "cpu" and cpu.can_tile(weight_NK)
-        return cpu.TiledForm(weight_NK) if is_tiled else PlainForm(weight_NK)
+        return cpu.TiledForm(weight_NK) if is_tiled else PlainForm(weight_NK, is_exact=is_exact)
     check_quantization(quantization, device_type=weight_NK.device.type)
     return pack_int8(weight_NK, WORDS if quantization == "int8" else BYTES)
 

@@ -9,8 +9,12 @@ SMALLEST = 2.0**-100
 """What is nearer to zero than this is as good as zero: its inverse would be no float."""
 
 
-def linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
-    """x times the weight's transpose, plus the bias."""
+def linear(
+    x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype, is_exact: bool = False
+) -> Tensor:
+    """x times the weight's transpose, plus the bias. is_exact: whether each row must be as if it were alone."""
+    if is_exact and len(x_TK) > 1:
+        return torch.cat([linear(x_1K, weight_NK, bias_N, out_dtype=out_dtype) for x_1K in x_TK.split(1)])
     out_TN = x_TK.float() @ weight_NK.float().T
     if bias_N is not None:
         out_TN = out_TN + bias_N.float()

@@ -49,7 +49,7 @@ def causal_conv1d(
     rows, captures = _rows(meta), _captures(meta)
     sizes = (num_channels, x_TI.stride(0), conv_SIW.stride(0))
     padded = next_power_of_2(max(width - 1, 1))
-    if meta.host.most_queries == 1:
+    if meta.host.most_queries == 1 and not meta.is_exact:
         conv_update_kernel[(num_rows, blocks)](
             x_TI, weight_IW, bias_I, conv_SIW, out_TI, *rows, *captures, *sizes, PADDED=padded, **options
         )
@@ -142,7 +142,7 @@ def mamba2_scan(
     }
     x_strides, dt_strides = x_THD.stride()[:2], dt_TH.stride()
     b_strides, c_strides = B_TGN.stride()[:2], C_TGN.stride()[:2]
-    if meta.host.has_single_queries:
+    if meta.host.has_single_queries or meta.is_exact:
         size_program = max(1, min(next_power_of_2(size), _UPDATE_ELEMENTS // options["STATES_PADDED"]))
         update_kernel[(len(meta.slots_R), num_heads, -(-size // size_program))](
             x_THD,
@@ -164,9 +164,10 @@ def mamba2_scan(
             state_SHDN.stride(0),
             HAS_BIAS=dt_bias_H is not None,
             SIZE_PROGRAM=size_program,
+            IS_SERIAL=meta.is_exact,
             **options,
         )
-    if meta.host.most_queries == 1:
+    if meta.host.most_queries == 1 or meta.is_exact:
         return out_THD
     pieces = meta.pieces(chunk)
     options |= {

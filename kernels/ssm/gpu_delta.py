@@ -52,7 +52,7 @@ def gated_delta_rule(
         "IS_BY_ROW": is_by_row,
     }
     has_history_R = meta.has_history_R.view(torch.uint8)  # a bool is no mask in Triton's interpreter
-    if meta.host.has_single_queries:
+    if meta.host.has_single_queries or meta.is_exact:
         padded = next_power_of_2(num_keys)
         columns = max(1, min(next_power_of_2(num_values), _STATE_ELEMENTS // padded))
         delta_update_kernel[(len(meta.slots_R), num_heads, -(-num_values // columns))](
@@ -82,9 +82,10 @@ def gated_delta_rule(
             HAS_BIAS=dt_bias_HN is not None,
             KEYS_PADDED=padded,
             PROGRAM=columns,
+            IS_SERIAL=meta.is_exact,
             **sizes,
         )
-    if meta.host.most_queries == 1:
+    if meta.host.most_queries == 1 or meta.is_exact:
         return out_THD
     pieces = meta.pieces(chunk)
     num_tokens = max(_MIN_DOT, next_power_of_2(chunk))

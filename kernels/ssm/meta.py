@@ -66,6 +66,8 @@ class StateMeta:
     """To be left out, or replaced too, where tensors are put in by hand."""
     known_pieces: Pieces | None = None
     """The requests cut for a GPU, if that was done already."""
+    is_exact: bool = False
+    """Whether a token must give the same bits wherever it is computed: in any chunk, alone or beside others."""
 
     def __post_init__(self) -> None:
         """Raise ShapeError when the tensors don't fit each other: checked here once, not in every layer."""
@@ -110,6 +112,7 @@ class StateMeta:
         put: Put = torch.as_tensor,
         piece_size: int | None = None,
         num_padding: int = 0,
+        is_exact: bool = False,
     ) -> StateMeta:
         """Make the tensors from plain lists, one entry a request.
 
@@ -143,6 +146,7 @@ class StateMeta:
             capture_slots_C=put(np.ascontiguousarray(capture_slots)),
             known_host=HostFacts.of(np.asarray(num_queries, np.int64), all_slots),
             known_pieces=pieces,
+            is_exact=is_exact,
         )
 
 

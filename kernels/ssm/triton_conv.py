@@ -84,7 +84,7 @@ def conv_states_kernel(
     start = tl.load(starts_ptr + i_row).to(tl.int64)
     end = tl.load(starts_ptr + i_row + 1).to(tl.int64)
     slot = tl.load(slots_ptr + i_row)
-    if start == end:
+    if slot < 0 or start == end:
         return
     has_history = tl.load(has_history_ptr + i_row) != 0
     o_channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[:, None]

@@ -204,13 +204,19 @@ def update_kernel(
     HAS_BIAS: tl.constexpr,
     SIZE_PROGRAM: tl.constexpr,
     STATES_PADDED: tl.constexpr,
+    IS_SERIAL: tl.constexpr,
 ):
-    """Requests with one token: one step of one head, read and written once."""
+    """Requests with one token: one step of one head, read and written once.
+
+    IS_SERIAL: requests with any number, step by step. The loop over tokens is cut where states are captured.
+    """
     i_row, i_head = tl.program_id(0), tl.program_id(1)
     token = tl.load(starts_ptr + i_row).to(tl.int64)
     end = tl.load(starts_ptr + i_row + 1).to(tl.int64)
     slot = tl.load(slots_ptr + i_row)
-    if slot < 0 or end - token != 1:
+    if slot < 0 or token == end:
+        return
+    if not IS_SERIAL and end - token != 1:
         return
     o_size = tl.program_id(2) * SIZE_PROGRAM + tl.arange(0, SIZE_PROGRAM)
     o_state = tl.arange(0, STATES_PADDED)
@@ -219,20 +225,24 @@ def update_kernel(
     o_inside = (i_head * SIZE + o_size)[:, None] * STATES + o_state[None, :]
     has_history = tl.load(has_history_ptr + i_row) != 0
     state = tl.load(states_ptr + slot * stride_state + o_inside, mask=is_inside & has_history, other=0.0)
-    dt = tl.load(dt_ptr + token * stride_dt_T + i_head * stride_dt_H)
-    dt = _step_sizes(dt, dt_bias_ptr, i_head, dt_low, dt_high, HAS_BIAS)
+    a, d = tl.load(a_ptr + i_head).to(tl.float32), tl.load(d_ptr + i_head).to(tl.float32)
     i_group = i_head // HEADS_IN_GROUP
-    o_x = token * stride_x_T + i_head * stride_x_H + o_size
-    x = tl.load(x_ptr + o_x, mask=is_size, other=0.0).to(tl.float32)
-    b = tl.load(b_ptr + token * stride_b_T + i_group * stride_b_G + o_state, mask=is_state, other=0.0).to(tl.float32)
-    c = tl.load(c_ptr + token * stride_c_T + i_group * stride_c_G + o_state, mask=is_state, other=0.0).to(tl.float32)
-    state = state * tl.exp(dt * tl.load(a_ptr + i_head).to(tl.float32)) + (dt * x)[:, None] * b[None, :]
-    out = tl.sum(state * c[None, :], 1) + x * tl.load(d_ptr + i_head).to(tl.float32)
-    o_out = (token * tl.num_programs(1) + i_head) * SIZE + o_size
-    tl.store(out_ptr + o_out, out.to(out_ptr.dtype.element_ty), mask=is_size)
     first_capture = count_up_to(capture_ends_ptr, num_captures, token)
     last_capture = count_up_to(capture_ends_ptr, num_captures, end)
-    tl.debug_barrier()  # where few elements are held by many threads, all have read before one writes
     for capture in range(first_capture, last_capture + 1):
+        piece_end = tl.load(capture_ends_ptr + capture, mask=capture < last_capture, other=end)
         target = tl.load(capture_slots_ptr + capture, mask=capture < last_capture, other=slot)
+        for t in range(token, piece_end):
+            dt = tl.load(dt_ptr + t * stride_dt_T + i_head * stride_dt_H)
+            dt = _step_sizes(dt, dt_bias_ptr, i_head, dt_low, dt_high, HAS_BIAS)
+            x = tl.load(x_ptr + t * stride_x_T + i_head * stride_x_H + o_size, mask=is_size, other=0.0).to(tl.float32)
+            o_b, o_c = t * stride_b_T + i_group * stride_b_G, t * stride_c_T + i_group * stride_c_G
+            b = tl.load(b_ptr + o_b + o_state, mask=is_state, other=0.0).to(tl.float32)
+            c = tl.load(c_ptr + o_c + o_state, mask=is_state, other=0.0).to(tl.float32)
+            state = state * tl.exp(dt * a) + (dt * x)[:, None] * b[None, :]
+            out = tl.sum(state * c[None, :], 1) + x * d
+            o_out = (t * tl.num_programs(1) + i_head) * SIZE + o_size
+            tl.store(out_ptr + o_out, out.to(out_ptr.dtype.element_ty), mask=is_size)
+        tl.debug_barrier()  # where few elements are held by many threads, all have read before one writes
         tl.store(states_ptr + target * stride_state + o_inside, state, mask=is_inside)
+        token = piece_end

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.kernels.attention import AttentionMeta, attention, qkv_norm_rope_write, write_kv
 from hybrid_engine.kernels.norm import rms_norm
 from hybrid_engine.kernels.rope import apply_rope
@@ -85,7 +85,7 @@ class Attention(nn.Module):
             sinks_H=None if self.sinks is None else self.sinks.weight_E,
         )
         if self.gate is not None:
-            out_THD = out_THD * torch.sigmoid(self.gate(x_TE))[:, :, None]
+            out_THD = out_THD * act(self.gate(x_TE), kind="sigmoid")[:, :, None]
         if self.value_scale is not None:
             out_THD = out_THD * self.value_scale
         return self.out(out_THD.flatten(1))

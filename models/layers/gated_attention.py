@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.kernels.attention import AttentionMeta, attention, qkv_norm_rope_write
 from hybrid_engine.models.layers.attention import Attention
 from hybrid_engine.models.layers.linear import FusedLinear
@@ -53,7 +53,7 @@ class GatedAttention(Attention):
             meta=meta,
             scale=self.scale,
         )
-        return self.out(out_THD.flatten(1) * torch.sigmoid(gate_TC))
+        return self.out(out_THD.flatten(1) * act(gate_TC, kind="sigmoid"))
 
     def check(self, info: LayerInfo) -> None:
         """Assert that the loaded projections are those of this row of the layer table."""

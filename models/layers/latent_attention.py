@@ -79,10 +79,14 @@ class LatentAttention(nn.Module):
         self.write(x_TE, meta=meta, cache=cache)
         latents_BKPL = cache.k_BKPD[..., : self.latent.latent_size]
         out_THL = attention(
-            self.queries(x_TE), k_cache_BKPD=cache.k_BKPD, v_cache_BKPD=latents_BKPL, meta=meta, scale=self.scale
+            self.queries(x_TE, meta=meta),
+            k_cache_BKPD=cache.k_BKPD,
+            v_cache_BKPD=latents_BKPL,
+            meta=meta,
+            scale=self.scale,
         )
-        values_HTD = out_THL.transpose(0, 1) @ self.from_latent.value_HDL.transpose(1, 2)
-        return self.out(values_HTD.transpose(0, 1).flatten(1))
+        values_THD = times_heads(out_THL, self.from_latent.value_HDL.transpose(1, 2), is_exact=meta.is_exact)
+        return self.out(values_THD.flatten(1))
 
     def write(self, x_TE: Tensor, *, meta: AttentionMeta, cache: LayerCache) -> None:
         """Keep the tokens' latents, and behind each what the heads share."""
@@ -92,13 +96,13 @@ class LatentAttention(nn.Module):
         no_values = k_TKD[:, :, :0]
         write_kv(k_TKD, no_values, k_cache_BKPD=cache.k_BKPD, v_cache_BKPD=cache.v_BKPD, slots_T=meta.slots_T)
 
-    def queries(self, x_TE: Tensor) -> Tensor:
+    def queries(self, x_TE: Tensor, *, meta: AttentionMeta) -> Tensor:
         """Queries of latents, [T, H, latent_size + shared_size]."""
         if self.to_rank is not None and self.query_norm is not None:
             x_TE = rms_norm(self.to_rank(x_TE), self.query_norm.weight_E, eps=LATENT_EPS)
         q_THD = self.query(x_TE).unflatten(1, (self.info.num_heads, self.query_size))
         own_THN, shared_THS = q_THD.tensor_split([self.latent.own_size], 2)
-        latent_THL = (own_THN.transpose(0, 1) @ self.from_latent.key_HNL).transpose(0, 1)
+        latent_THL = times_heads(own_THN, self.from_latent.key_HNL, is_exact=meta.is_exact)
         return torch.cat([latent_THL, shared_THS], 2)
 
     def check(self, info: LayerInfo) -> None:
@@ -106,3 +110,14 @@ class LatentAttention(nn.Module):
         assert self.info == info, (self.info, info)
         shape = (info.num_heads, self.latent.own_size, self.latent.latent_size)
         assert self.from_latent.key_HNL.shape == shape, (self.from_latent.key_HNL.shape, info)
+
+
+def times_heads(x_THN: Tensor, weight_HNL: Tensor, *, is_exact: bool) -> Tensor:
+    """Each head's part of a token times the head's own matrix: [T, H, L].
+
+    is_exact: token by token, for torch sums in an order that depends on how many there are.
+    """
+    x_HTN = x_THN.transpose(0, 1)
+    if is_exact and len(x_THN) > 1:
+        return torch.cat([x_H1N @ weight_HNL for x_H1N in x_HTN.split(1, 1)], 1).transpose(0, 1)
+    return (x_HTN @ weight_HNL).transpose(0, 1)

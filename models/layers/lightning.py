@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.kernels.ssm import StateMeta, gated_rms_norm, mamba2_scan
 from hybrid_engine.models.layers.delta_net import ungroup
 from hybrid_engine.models.layers.linear import FusedLinear
@@ -55,7 +55,7 @@ class LightningAttention(nn.Module):
     def forward(self, x_TE: Tensor, *, meta: StateMeta, cache: StateCache) -> Tensor:
         """[T, E]. cache: the layer's states, advanced in place; it has no convolution."""
         gate_TI, qkv_TC = self.in_proj(x_TE).tensor_split([self.columns], 1)
-        q_THN, k_THN, v_THD = F.silu(qkv_TC).unflatten(1, (3, self.lightning.num_heads, -1)).unbind(1)
+        q_THN, k_THN, v_THD = act(qkv_TC, kind="silu").unflatten(1, (3, self.lightning.num_heads, -1)).unbind(1)
         out_THD = mamba2_scan(
             v_THD,
             v_THD.new_zeros(v_THD.shape[:2]),

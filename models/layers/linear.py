@@ -46,7 +46,9 @@ class FusedLinear(WeightModule):
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack the weight, keep the bias."""
         if weight.attribute == "packed":
-            self.packed = PackedLinear.pack(tensor, None if self.is_precious else self.quantization)
+            self.packed = PackedLinear.pack(
+                tensor, None if self.is_precious else self.quantization, is_exact=self.is_exact
+            )
         else:
             self.bias_N = tensor
 
@@ -74,7 +76,7 @@ class Embedding(WeightModule):
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack the table."""
-        self.packed = PackedLinear.pack(tensor, self.quantization if self.is_head else None)
+        self.packed = PackedLinear.pack(tensor, self.quantization if self.is_head else None, is_exact=self.is_exact)
         if self.scale is not None:  # Gemma was trained with the factor in its own dtype
             self.scale = torch.tensor(self.scale).to(tensor.dtype).item()
 

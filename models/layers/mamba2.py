@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.kernels.ssm import StateMeta, gated_rms_norm, mamba2_scan
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.mamba import Conv, Dynamics
@@ -74,7 +74,7 @@ class Mamba2Mixer(nn.Module):
 
     def _gate(self, out_TI: Tensor, gate_TI: Tensor) -> Tensor:
         if self.norm is None:
-            return (out_TI.float() * F.silu(gate_TI.float())).to(out_TI.dtype)
+            return (out_TI.float() * act(gate_TI.float(), kind="silu")).to(out_TI.dtype)
         return gated_rms_norm(
             out_TI,
             gate_TI,

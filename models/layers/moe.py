@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hybrid_engine.kernels.activation import act_mul
+from hybrid_engine.kernels.activation import act, act_mul
 from hybrid_engine.kernels.linear import PackedLinear, linear
 from hybrid_engine.models.layers.linear import FusedLinear
 from hybrid_engine.models.layers.weight import Vector, WeightModule
@@ -33,7 +33,7 @@ def top_then_softmax(scores_TX: Tensor, num_chosen: int) -> tuple[Tensor, Tensor
 def top_then_sigmoid(scores_TX: Tensor, num_chosen: int) -> tuple[Tensor, Tensor]:
     """The highest scores, each through a sigmoid by itself (Llama 4)."""
     top_TC, experts_TC = scores_TX.float().topk(num_chosen, dim=1)
-    return top_TC.sigmoid(), experts_TC
+    return act(top_TC, kind="sigmoid"), experts_TC
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class GroupedSigmoid:
 
     def __call__(self, scores_TX: Tensor, num_chosen: int) -> tuple[Tensor, Tensor]:
         """Choose."""
-        shares_TX = scores_TX.float().sigmoid()
+        shares_TX = act(scores_TX.float(), kind="sigmoid")
         wanted_TX = shares_TX if self.correction is None else shares_TX + self.correction.weight_E
         if self.num_groups > 1:
             wanted_TX = self._within_best_groups(wanted_TX)
@@ -118,7 +118,9 @@ class Experts(WeightModule):
             super().take_weight(weight, tensor)
             return
         matrices_XNK = tensor.view(self.shapes[weight.attribute])
-        self.packed[weight.attribute] = [PackedLinear.pack(matrix_NK, self.quantization) for matrix_NK in matrices_XNK]
+        self.packed[weight.attribute] = [
+            PackedLinear.pack(matrix_NK, self.quantization, is_exact=self.is_exact) for matrix_NK in matrices_XNK
+        ]
 
     def forward(self, x_TE: Tensor, weights_TC: Tensor, experts_TC: Tensor) -> Tensor:
         """[T, E], C experts a token. A token's result doesn't depend on what else is in the batch."""
@@ -136,7 +138,10 @@ class Experts(WeightModule):
         by_token_XE = torch.empty_like(by_expert_XE)
         by_token_XE[order_X] = by_expert_XE
         out_TCE = by_token_XE.view(num_tokens, num_chosen, -1).float() * weights_TC[:, :, None]
-        return out_TCE.sum(1).to(x_TE.dtype)
+        total_TE = out_TCE[:, 0]
+        for choice in range(1, num_chosen):  # in this order for every token: sum() takes one that suits the shape
+            total_TE = total_TE + out_TCE[:, choice]
+        return total_TE.to(x_TE.dtype)
 
     def activate(self, gate_up_XC: Tensor) -> Tensor:
         """act(gate) * up: [X, I]."""
@@ -183,7 +188,7 @@ class MoeMlp(nn.Module):
             return out_TE
         shared_TE = self.shared(x_TE)
         if self.shared_gate is not None:
-            shared_TE = shared_TE * self.shared_gate(x_TE).sigmoid()
+            shared_TE = shared_TE * act(self.shared_gate(x_TE), kind="sigmoid")
         return out_TE + shared_TE
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hybrid_engine.kernels.activation import act
 from hybrid_engine.kernels.linear import PackedLinear, linear
 from hybrid_engine.kernels.ssm import StateMeta, mamba1_scan
 from hybrid_engine.models.layers.linear import FusedLinear
@@ -56,12 +57,13 @@ class Gates(WeightModule):
         if weight.attribute == "biases":
             self.biases = of_blocks
         else:
-            self.projs = [PackedLinear.pack(matrix_NK.contiguous()) for matrix_NK in of_blocks]
+            self.projs = [PackedLinear.pack(matrix_NK.contiguous(), is_exact=self.is_exact) for matrix_NK in of_blocks]
 
     def forward(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
         """(the input's gate, the step of the recurrence), both float32 [T, I]."""
         blocks = zip(x_TI.chunk(len(self.projs), 1), self.projs, self.biases, strict=True)
-        opened = [linear(x.contiguous(), proj).float().add(bias).sigmoid().chunk(2, 1) for x, proj, bias in blocks]
+        gates = [linear(x.contiguous(), proj).float() + bias for x, proj, bias in blocks]
+        opened = [act(gate, kind="sigmoid").chunk(2, 1) for gate in gates]
         inputs, steps = (torch.cat(parts, 1) for parts in zip(*opened, strict=True))
         return inputs, (steps * self.speed_I).clamp(min=LEAST_STEP)
 
@@ -89,7 +91,7 @@ class RgLruMixer(nn.Module):
         # state = exp(-step) * state + scale * input: what enters is scaled so that its size stays, but for token 0.
         scale_TI = torch.where(first_tokens(meta)[:, None], 1.0, (-torch.expm1(-2 * step_TI)).sqrt())
         out_TI = self._recur((x_TI * input_TI).to(x_TI.dtype) * scale_TI.to(x_TI.dtype), step_TI, meta, cache)
-        return self.out_proj(out_TI.to(x_TE.dtype) * F.gelu(y_TI, approximate="tanh"))
+        return self.out_proj(out_TI.to(x_TE.dtype) * act(y_TI, kind="gelu_tanh"))
 
     def _recur(self, x_TI: Tensor, step_TI: Tensor, meta: StateMeta, cache: StateCache) -> Tensor:
         """Mamba-1's scan with one state a channel, A = -1, B = C = 1 and D = 0: float32 [T, I].

@@ -48,7 +48,9 @@ class SliceWeights(WeightModule):
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Pack projections slice by slice, keep the rest; checkpoints hold the logarithm of -A."""
         if weight.attribute.endswith("projs"):
-            setattr(self, weight.attribute, [PackedLinear.pack(matrix_NK) for matrix_NK in tensor])
+            setattr(
+                self, weight.attribute, [PackedLinear.pack(matrix_NK, is_exact=self.is_exact) for matrix_NK in tensor]
+            )
         else:
             setattr(self, weight.attribute, -torch.exp(tensor) if weight.attribute == "A" else tensor)
 

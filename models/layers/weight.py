@@ -13,6 +13,8 @@ class WeightModule(nn.Module):
     weights: tuple[Weight, ...]
     quantization: str | None = None
     """How linear weights are kept, one of kernels.linear.QUANTIZATIONS; None: in the dtype they are taken in."""
+    is_exact: bool = False
+    """Whether a row must give the same bits whatever rows are beside it."""
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
         """Keep a weight; the tensor is the module's from now on."""

@@ -14,11 +14,13 @@ class Layer(nn.Module):
 
     __module__ = "hybrid_engine.models.test"
 
-    def __init__(self, *, dtype: torch.dtype = torch.float32, quantization: str | None = None) -> None:
+    def __init__(
+        self, *, dtype: torch.dtype = torch.float32, quantization: str | None = None, is_exact: bool = False
+    ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.packed = PackedLinear.pack(torch.randn(8, 6, generator=generator).to(dtype), quantization)
-        self.quantization = quantization
+        self.quantization, self.is_exact = quantization, is_exact
         self.norms = [torch.ones(5), torch.zeros(5)]
         self.bias = nn.Parameter(torch.ones(3))
 
@@ -64,8 +66,9 @@ def test_rows_that_changed_places_change_the_digest():
         facts(Layer(), unit=8),
         facts(Layer(dtype=torch.bfloat16)),
         facts(Layer(quantization="int8")),
+        facts(Layer(is_exact=True)),
     ],
-    ids=["config", "dtype", "kind", "window", "layers", "unit", "weights' dtype", "weights' bits"],
+    ids=["config", "dtype", "kind", "window", "layers", "unit", "weights' dtype", "weights' bits", "exact"],
 )
 def test_whatever_decides_what_a_byte_means_is_among_the_facts(other):
     assert other != facts(Layer())

@@ -1,6 +1,7 @@
 """Random caches whose unseen slots are NaN, and the tolerances of attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -36,6 +37,28 @@ class Problem:
             scale=self.q_THD.shape[2] ** -0.5,
             **self.options,
         )
+
+    def as_exact(self, first: int = 0, end: int | None = None) -> Tensor:
+        """What an exact call gives of the queries [first, end) of its one request, computed in a step of their own."""
+        num_queries = len(self.q_THD)
+        end = num_queries if end is None else end
+        num_keys = int(self.meta.num_keys[0]) - num_queries + end
+        starts = torch.tensor([0, end - first], dtype=torch.int32)
+        meta = AttentionMeta(
+            starts,
+            torch.tensor([num_keys], dtype=torch.int32),
+            self.meta.block_tables_RB,
+            self.meta.slots_T[first:end],
+            is_exact=True,
+        )
+        return replace(self, q_THD=self.q_THD[first:end], meta=meta).run()
+
+    def check_exact(self, *ends: int) -> None:
+        """Exact calls agree with the reference, and those of chunks that end there have the bits of the whole."""
+        whole = self.as_exact()
+        torch.testing.assert_close(whole, self.run(reference.attention), **TOLERANCE[self.q_THD.dtype])
+        chunks = [self.as_exact(first, end) for first, end in pairwise([0, *ends, len(whole)])]
+        assert torch.equal(torch.cat(chunks), whole)
 
     def check(self) -> None:
         """The public function agrees with the reference."""

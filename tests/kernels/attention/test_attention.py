@@ -226,3 +226,15 @@ def test_attention_is_keyword_only_past_the_queries(problem):
     case = problem(**MIXED)
     with pytest.raises(TypeError):
         attention(case.q_THD, case.k_cache_BKPD)  # type: ignore[misc, call-arg]
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 530}, {"chunk": 600, "softcap": 0.7}], ids=str)
+@pytest.mark.parametrize("heads", [2, 12])
+def test_exact_queries_have_the_same_bits_in_any_chunk(problem, dtype, heads, options):
+    """The keys reach over three splits; chunks begin on both sides of their edges."""
+    problem(num_queries=[150], num_keys=[1100], heads=heads, dtype=dtype, **options).check_exact(1, 3, 60, 75, 149)
+
+
+@pytest.mark.parametrize("options", [{"window": 30}, {"size": 20}, {"v_size": 48}], ids=str)
+def test_exact_queries_with_sinks_and_odd_heads_have_the_same_bits_in_any_chunk(problem, dtype, options):
+    problem(num_queries=[40], num_keys=[90], dtype=dtype, sinks_H=torch.randn(4), **options).check_exact(7, 8)

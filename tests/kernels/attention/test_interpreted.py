@@ -38,6 +38,11 @@ def test_sinks_take_their_share_in_both(problem):
     problem(num_queries=[1, 1, 7], num_keys=[1, 300, 40], sinks_H=torch.randn(4)).check()
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 20, "softcap": 0.5}], ids=str)
+def test_exact_queries_have_the_same_bits_in_any_chunk(problem, dtype, options):
+    problem(num_queries=[23], num_keys=[70], dtype=dtype, **options).check_exact(6, 7)
+
+
 def test_members_read_the_keys_that_they_share_from_the_table_of_one(shared_problem):
     prefixes = [[("all", 96)], [("all", 96)], [("other", 2)]]
     case = shared_problem(

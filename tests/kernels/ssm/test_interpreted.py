@@ -39,6 +39,27 @@ def test_padding_touches_no_slot(make_op):
     torch.testing.assert_close(states, wanted, equal_nan=True)
 
 
+def test_an_exact_scan_of_several_tokens_is_that_of_the_reference(make_op, dtype):
+    op = make_op(12, dtype)
+    meta = StateMeta.build(
+        num_queries=[7, 1, 4], slots=[5, 2, 1], has_history=[True, True, False], captures=[(0, 3, 4)], is_exact=True
+    )
+    op.check(op.slots(6, [5, 2]), meta)
+
+
+def test_an_exact_scan_has_the_same_bits_in_any_split_and_from_a_state_kept_on_the_way(make_op):
+    op = make_op(12)
+    states = op.slots(4)
+
+    def run(first: int, end: int, slot: int, *captures: tuple[int, int, int]) -> torch.Tensor:
+        about = {"num_queries": [end - first], "slots": [slot], "has_history": [first > 0], "captures": captures}
+        return op.run(states, StateMeta.build(**about, is_exact=True), tokens=slice(first, end))
+
+    whole = run(0, 12, 1, (0, 5, 2))
+    assert torch.equal(torch.cat([run(5, 6, 2), run(6, 12, 2)]), whole[5:])
+    assert torch.equal(states[2], states[1])
+
+
 @pytest.mark.parametrize("is_by_row", [False, True])
 def test_pieces_of_the_delta_rule_longer_than_a_block_of_its_inverse(make_any_delta, is_by_row):
     """Keys that are alike: what is written depends on all that was written before it in the piece."""
