@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -71,6 +72,19 @@ class AttentionLayer(DecoderLayer):
         self.attention.check(*rows)
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """Where a decoder's layers begin."""
+
+    embedded_TE: Tensor
+    tables: tuple[tuple[Tensor, Tensor], ...]
+    """Cosines and sines of the positions, for each rope."""
+
+    def tensors(self) -> list[Tensor]:
+        """All of it, in a fixed order."""
+        return [self.embedded_TE, *(tensor for table in self.tables for tensor in table)]
+
+
 class Decoder(Model):
     """A causal language model of layers that stand one behind the other."""
 
@@ -119,8 +133,15 @@ class Decoder(Model):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Run the batch, write its keys, values and states into the caches: hidden_TE after the final norm."""
-        tables = self.rope_tables(batch.positions_T)
-        residual_TE = self.embedding(batch.token_ids_T)
+        return self.run_layers(self.look_up(batch), batch)
+
+    def look_up(self, batch: ForwardBatch) -> LookedUp:
+        """What stands in tables for the batch's tokens and positions. All that follows depends on it, not on them."""
+        return LookedUp(self.embedding(batch.token_ids_T), self.rope_tables(batch.positions_T))
+
+    def run_layers(self, looked_up: LookedUp, batch: ForwardBatch) -> Tensor:
+        """Do the rest of forward."""
+        residual_TE, tables = looked_up.embedded_TE, looked_up.tables
         norms = [layer.input_norm.weight_E for layer in self.layers] + [self.final_norm.weight_E]
         eps, is_zero_centered = self.config.norm_eps, self.config.has_zero_centered_norms
         x_TE = rms_norm(residual_TE, norms[0], eps=eps, zero_centered=is_zero_centered)

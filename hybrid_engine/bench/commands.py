@@ -61,9 +61,10 @@ def kernels(
     rounds: RoundsOption = 5, threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None
 ) -> None:
     """How fast the kernels are beside torch's own operations."""
-    from hybrid_engine.bench import kernels as bench
+    from hybrid_engine.bench import kernels, scans
 
-    _show(bench.run(num_rounds=rounds, num_threads=threads), json, markdown)
+    runs = (kernels.run(num_rounds=rounds, num_threads=threads), scans.run(num_rounds=rounds, num_threads=threads))
+    _show(itertools.chain.from_iterable(runs), json, markdown)
 
 
 @app.command()
@@ -72,13 +73,21 @@ def engine(
     rounds: RoundsOption = 3,
     threads: ThreadsOption = None,
     peers: PeerOption = True,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(help="Also run llama.cpp, if llama_cpp is installed, on this GGUF file of the same model."),
+    ] = None,
     json: JsonOption = None,
     markdown: MarkdownOption = None,
 ) -> None:
-    """Whole-engine speed on real weights beside transformers: one request, and eight at once."""
+    """Steps beside their floors; whole-engine speed beside others on real weights: one request, and eight at once."""
     from hybrid_engine.bench import engine as bench
 
-    _show(bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers), json, markdown)
+    _show(
+        bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers, llama_cpp_file=llama_cpp),
+        json,
+        markdown,
+    )
 
 
 @app.command()
@@ -164,11 +173,12 @@ def gpu(
 @app.command(name="all")
 def run_all(threads: ThreadsOption = None, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
     """All of the above but the GPU's, one after the other."""
-    from hybrid_engine.bench import engine, kernels, scheduler, three_kinds
+    from hybrid_engine.bench import engine, kernels, scans, scheduler, three_kinds
 
     runs = (
         scheduler.run(),
         kernels.run(num_threads=threads),
+        scans.run(num_threads=threads),
         three_kinds.run(num_threads=threads),
         engine.run(num_threads=threads),
     )
@@ -261,8 +271,8 @@ def _command(arguments: list[str]) -> str:
     # `hybrid-engine bench` is the same program.
     kept, rest = [], iter(arguments[1:] if arguments[:1] == ["bench"] else arguments)
     for argument in rest:
-        if argument in ("--json", "--markdown", "--model"):
+        if argument in ("--json", "--markdown", "--model", "--llama-cpp"):
             next(rest)
-        elif not argument.startswith(("--json=", "--markdown=", "--model=")):
+        elif not argument.startswith(("--json=", "--markdown=", "--model=", "--llama-cpp=")):
             kept.append(argument)
     return shlex.join(["python", "-m", "hybrid_engine.bench", *kept])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from hybrid_engine.bench import steps
+from hybrid_engine.bench.llama_cpp import LlamaCpp
 from hybrid_engine.bench.peers import (
     HybridEngine,
     Peer,
@@ -23,30 +25,48 @@ from hybrid_engine.demo import demo_checkpoint
 PROMPT_TOKENS = 512
 NEW_TOKENS = 64
 NUM_CONCURRENT = 8
+GOALS = {
+    TransformersGenerate.name: {1: 2.0, NUM_CONCURRENT: 1.8},
+    LlamaCpp.name: {1: 1.0, NUM_CONCURRENT: 2.0},
+}
+"""How many times as fast as a peer this engine should be, by the number of requests at once."""
 FIRST_TOKEN_ID, END_TOKEN_ID = 1_000, 200_000
 """Prompts are drawn from here: no special tokens."""
 
 
 def run(
-    *, model: Path | None = None, num_rounds: int = 3, num_threads: int | None = None, with_peers: bool = True
+    *,
+    model: Path | None = None,
+    num_rounds: int = 3,
+    num_threads: int | None = None,
+    with_peers: bool = True,
+    llama_cpp_file: Path | None = None,
 ) -> Iterator[Report]:
-    """Compare the engines with one request, and with eight at once.
+    """Time steps beside their floors, then compare the engines with one request, and with eight at once.
 
     model: a GGUF file; None: the one that the demo extra brings. num_threads: None: as torch has it.
-    Raises CheckpointError when that isn't installed.
+    with_peers: transformers too. llama_cpp_file: llama.cpp too, on this GGUF file of the same model.
+    Raises CheckpointError when a model isn't there, ConfigError when llama.cpp isn't installed.
     """
     gguf_file = model or demo_checkpoint()
     num_threads = num_threads or torch.get_num_threads()
-    torch.set_num_threads(num_threads)
+    yield from steps.run(model=gguf_file, num_threads=num_threads)
     ours = HybridEngine(gguf_file, num_threads=num_threads)
-    generate, continuous, notes = _load_peers(gguf_file) if with_peers else (None, None, ())
-    notes = (f"{PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens each, bfloat16, {num_threads} threads", *notes)
-    for num_prompts, goal in ((1, 1.2), (NUM_CONCURRENT, 1.5)):
+    notes = [f"{PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens each, bfloat16, {num_threads} threads"]
+    generate, continuous = _load_transformers(gguf_file, notes) if with_peers else (None, None)
+    llama_cpp = None
+    if llama_cpp_file is not None:
+        num_tokens = PROMPT_TOKENS + NEW_TOKENS
+        llama_cpp = LlamaCpp(
+            llama_cpp_file, num_threads=num_threads, num_requests=NUM_CONCURRENT, num_tokens=num_tokens
+        )
+        notes.append(f"llama.cpp: {llama_cpp_file.name}, {llama_cpp.facts}")
+    for num_prompts in (1, NUM_CONCURRENT):
         # Continuous batching of a single request is no case that anybody runs.
-        others = [peer for peer in (generate, continuous if num_prompts > 1 else None) if peer is not None]
-        speeds = measure([ours, *others], num_prompts, num_rounds)
+        others = [generate, continuous if num_prompts > 1 else None, llama_cpp]
+        speeds = measure([ours, *(peer for peer in others if peer is not None)], num_prompts, num_rounds)
         title = f"Engine speed, {num_prompts} request{'s' if num_prompts > 1 else ''} at once"
-        yield Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, goal)), notes)
+        yield Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, num_prompts)), tuple(notes))
 
 
 def measure(peers: Sequence[Peer], num_prompts: int, num_rounds: int) -> dict[str, list[float]]:
@@ -79,18 +99,24 @@ def _speed_figures(speeds: dict[str, list[float]]) -> list[Figure]:
     return [Figure(name, "new tokens/s", tuple(values)) for name, values in speeds.items()]
 
 
-def _ratio_figures(speeds: dict[str, list[float]], goal: float) -> list[Figure]:
-    ours, *others = speeds.values()
-    if not others:
-        return []
-    # The better of the others in the same round, so that a busy moment hits all of them alike.
-    ratios = [mine / max(theirs) for mine, *theirs in zip(ours, *others, strict=True)]
-    return [Figure("ratio to the better of the others", "x", tuple(ratios), at_least=goal)]
+def _ratio_figures(speeds: Mapping[str, Sequence[float]], num_prompts: int) -> list[Figure]:
+    """Of each round: a busy moment hits all engines of it alike."""
+    ours, *others = speeds.items()
+    return [
+        Figure(
+            f"ratio to {name}",
+            "x",
+            tuple(mine / other for mine, other in zip(ours[1], theirs, strict=True)),
+            at_least=GOALS.get(name, {}).get(num_prompts),
+        )
+        for name, theirs in others
+    ]
 
 
-def _load_peers(gguf_file: Path) -> tuple[Peer | None, Peer | None, tuple[str, ...]]:
+def _load_transformers(gguf_file: Path, notes: list[str]) -> tuple[Peer | None, Peer | None]:
     try:
         model = load_transformers_model(gguf_file)
     except ImportError as error:
-        return None, None, (f"NOT COMPARED: transformers can't load GGUF here: {error}",)
-    return TransformersGenerate(model), TransformersContinuousBatching(model), ()
+        notes.append(f"NOT COMPARED: transformers can't load GGUF here: {error}")
+        return None, None
+    return TransformersGenerate(model), TransformersContinuousBatching(model)

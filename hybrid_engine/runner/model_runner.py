@@ -22,6 +22,7 @@ from hybrid_engine.runner.batch import BatchState, PackedBatch
 from hybrid_engine.runner.cache_tensors import CacheTensors
 from hybrid_engine.runner.device_draws import choose_on_device, draw_tokens, is_drawn_on_device
 from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
+from hybrid_engine.runner.programs import DecodePrograms, has_programs
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.transfers import ByteStore, Transfers
 from hybrid_engine.runner.verification import choose_tokens
@@ -59,9 +60,8 @@ class ModelRunner:
         Raises CapacityError when the cache memory can't be had.
         """
         device = torch.device(device)
-        if device.type == "cpu":
-            # All at once and before the first request, who would else wait for a compiler.
-            native.prepare()
+        # All at once and before the first request, who would else wait for a compiler.
+        is_native = device.type == "cpu" and all(native.prepare().values())
         self.model = model
         layout = memory if isinstance(memory, MemoryLayout) else split_memory(groups, memory)
         self.cache = CacheTensors(layout, dtype=model.dtype, device=device)
@@ -88,6 +88,9 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: self.decode_logits(packed))
+        self._programs: DecodePrograms | None = None
+        if is_native and has_programs(model):
+            self._programs = DecodePrograms(model, self._batch, self._forward_batch)
         self._newest = NewestTokens(device, num_rows=MAX_ROWS_AHEAD if device.type == "cuda" else 64)
         self._begun: deque[Begun] = deque()
         self._last_end = 0.0
@@ -195,9 +198,12 @@ class ModelRunner:
             self.num_spared_keys_total += decoded.packed.num_spared_keys
             self._sample(plan, decoded.packed, decoded.logits_RV, decoded.token_ids_R, result)
             return result
-        packed = self._batch.pack(plan)
+        if self._programs is not None and self._programs.covers(plan):
+            packed, hidden_TE = self._programs.run(plan)
+        else:
+            packed = self._batch.pack(plan)
+            hidden_TE = self._forward(packed)
         self.num_spared_keys_total += packed.num_spared_keys
-        hidden_TE = self._forward(packed)
         self._find_prompt_logprobs(plan, packed, hidden_TE, result)
         if any(plan.is_sampled):
             self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
@@ -208,13 +214,14 @@ class ModelRunner:
         return self.model.logits(self._forward(self._newest.put_in(packed)))
 
     def _forward(self, packed: PackedBatch) -> Tensor:
-        return self.model(
-            ForwardBatch(
-                token_ids_T=packed.token_ids_T,
-                positions_T=packed.positions_T,
-                metas=tuple(packed.metas[group_id] for group_id in self._group_of_layer),
-                caches=self.cache.layers,
-            )
+        return self.model(self._forward_batch(packed))
+
+    def _forward_batch(self, packed: PackedBatch) -> ForwardBatch:
+        return ForwardBatch(
+            token_ids_T=packed.token_ids_T,
+            positions_T=packed.positions_T,
+            metas=tuple(packed.metas[group_id] for group_id in self._group_of_layer),
+            caches=self.cache.layers,
         )
 
     def _transfer(self, plan: StepPlan, transfers: TransferPlan) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 from torch import get_num_threads as num_threads
 
 from hybrid_engine.kernels.native.builder import build
+from hybrid_engine.kernels.native.recording import Recording, active_recording, recorded
 
-__all__ = ["NativeLibrary", "num_threads", "prepare"]
+__all__ = ["NativeLibrary", "Recording", "num_threads", "prepare", "recorded"]
 
 _TYPES = {"p": ctypes.c_void_p, "l": ctypes.c_int64, "i": ctypes.c_int32, "f": ctypes.c_float}
 _OPS = ("activation", "attention", "linear", "norm", "rope", "ssm")
@@ -48,7 +49,8 @@ class NativeLibrary:
         if not self._is_tried:
             self._library = self._open()
             self._is_tried = True
-        return self._library
+        recording = active_recording()
+        return self._library if recording is None or self._library is None else recording.watch(self._library)
 
     def _open(self) -> Any:
         if os.environ.get("HYBRID_ENGINE_NATIVE", "1") == "0":

@@ -28,11 +28,29 @@ extern "C" {
 ROTATE(rotate_float, float)
 ROTATE(rotate_bf16, bf16)
 
-// 0 when a quarter turn of (1, 2) is (-2, 1).
+// cos and sin [num_tokens, 2 * num_frequencies], both halves filled.
+void rope_table(const int64_t* positions, const float* frequencies, float* cos, float* sin, int64_t num_tokens,
+                int64_t num_frequencies, float magnitude, int32_t num_threads) {
+#pragma omp parallel for num_threads(num_threads) if (num_tokens * num_frequencies > 1 << 12)
+    for (int64_t t = 0; t < num_tokens; t++)
+        for (int64_t f = 0; f < num_frequencies; f++) {
+            const float angle = (float)positions[t] * frequencies[f];
+            const int64_t low = t * 2 * num_frequencies + f, high = low + num_frequencies;
+            cos[low] = cos[high] = std::cos(angle) * magnitude;
+            sin[low] = sin[high] = std::sin(angle) * magnitude;
+        }
+}
+
+// 0 when a quarter turn of (1, 2) is (-2, 1), and that of position 3 at half a radian is 1.5 radians.
 int self_test() {
     const float x[] = {1, 2}, cos[] = {0, 0}, sin[] = {1, 1};
     float out[2];
     rotate_float(x, out, cos, sin, 1, 1, 2, 2, 2, 2, 2);
-    return out[0] == -2 && out[1] == 1 ? 0 : 1;
+    if (out[0] != -2 || out[1] != 1) return 1;
+    const int64_t position[] = {3};
+    const float frequency[] = {0.5f};
+    float table[4];
+    rope_table(position, frequency, table, table + 2, 1, 1, 2, 2);
+    return std::abs(table[1] - 0.1414744f) < 1e-5f && std::abs(table[2] - 1.994990f) < 1e-5f ? 0 : 2;
 }
 }

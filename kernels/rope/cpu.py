@@ -8,7 +8,9 @@ from torch import Tensor
 from hybrid_engine.kernels.native import NativeLibrary, num_threads
 from hybrid_engine.kernels.rope import reference
 
-library = NativeLibrary(__package__, {"rotate_float": "ppppllllll", "rotate_bf16": "ppppllllll"})
+library = NativeLibrary(
+    __package__, {"rotate_float": "ppppllllll", "rotate_bf16": "ppppllllll", "rope_table": "ppppllf"}
+)
 
 
 def apply_rope(q_THD: Tensor, k_TKD: Tensor, *, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,3 +42,16 @@ def _rotate(run, x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:  # ty
         num_threads(),
     )
     return out_THD
+
+
+def rope_table(positions_T: Tensor, frequencies_F: Tensor, *, magnitude: float) -> tuple[Tensor, Tensor]:
+    """As reference.rope_table. Of the few angles of a decode step torch's cosines take a hundred times as long."""
+    native = library.load()
+    if native is None:
+        return reference.rope_table(positions_T, frequencies_F, magnitude=magnitude)
+    positions_T, frequencies_F = positions_T.contiguous(), frequencies_F.contiguous()
+    shape = len(positions_T), 2 * len(frequencies_F)
+    cos_TD, sin_TD = torch.empty(shape), torch.empty(shape)
+    pointers = (positions_T.data_ptr(), frequencies_F.data_ptr(), cos_TD.data_ptr(), sin_TD.data_ptr())
+    native.rope_table(*pointers, len(positions_T), len(frequencies_F), magnitude, num_threads())
+    return cos_TD, sin_TD

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 from triton import next_power_of_2
 
+from hybrid_engine.kernels.rope import reference
 from hybrid_engine.kernels.rope.triton_rope import rotate_kernel
 
 _PROGRAM_ELEMENTS = 2048
+
+rope_table = reference.rope_table
 
 
 def apply_rope(q_THD: Tensor, k_TKD: Tensor, *, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,3 +18,9 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 def apply_rope(q_THD: Tensor, k_TKD: Tensor, *, cos_TD: Tensor, sin_TD: Tensor) -> tuple[Tensor, Tensor]:
     """Turn queries and keys."""
     return rotate(q_THD, cos_TD, sin_TD), rotate(k_TKD, cos_TD, sin_TD)
+
+
+def rope_table(positions_T: Tensor, frequencies_F: Tensor, *, magnitude: float) -> tuple[Tensor, Tensor]:
+    """Take both of each angle twice: for element i, and for element i + F, which turns with it."""
+    angles_TD = (positions_T.float()[:, None] * frequencies_F).repeat(1, 2)
+    return angles_TD.cos() * magnitude, angles_TD.sin() * magnitude

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from hybrid_engine.kernels.rope import rope_table
+
 PROPORTIONAL, LONGROPE = "proportional", "longrope"
 SCALINGS = ("default", "linear", "llama3", "yarn", PROPORTIONAL, LONGROPE, "divisors")
 """Scalings known here. "proportional": the frequencies of the whole head, of which only the first turn. "divisors": one
@@ -107,16 +109,7 @@ class RopeTables(nn.Module):
         """(cos_TD, sin_TD) in float32 for each rope, both halves filled."""
         if self.frequencies and self.frequencies[0].device != positions_T.device:
             self.frequencies = tuple(frequencies.to(positions_T.device) for frequencies in self.frequencies)
-        positions_T1 = positions_T.float()[:, None]
         return tuple(
-            _table(positions_T1 * frequencies, rope.magnitude)
-            for rope, frequencies in zip(self.ropes, self.frequencies, strict=True)
+            rope_table(positions_T, frequencies_F, magnitude=rope.magnitude)
+            for rope, frequencies_F in zip(self.ropes, self.frequencies, strict=True)
         )
-
-
-def _table(angles_TF: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
-    # F = D / 2: element i turns with element i + D / 2 by the same angle.
-    angles_TD = torch.cat([angles_TF, angles_TF], 1)
-    if magnitude == 1.0:
-        return angles_TD.cos(), angles_TD.sin()
-    return angles_TD.cos() * magnitude, angles_TD.sin() * magnitude

@@ -8,9 +8,10 @@ from live_server import LiveServer
 from scripted_engine import EOS, make_byte_tokenizer, make_scripted_engine
 from small_traces import SYSTEM, call, user
 
+from hybrid_engine.bench.serving import drive as drive_module
 from hybrid_engine.bench.serving.client import Answer, Ask
 from hybrid_engine.bench.serving.drive import Drive, DriveSettings, connect, drive
-from hybrid_engine.bench.serving.figures import figures, medians, parse_slo
+from hybrid_engine.bench.serving.figures import figures, medians, parse_slo, ratio_line
 from hybrid_engine.bench.serving.workload import WorkloadSettings, make_sessions
 from hybrid_engine.cli import app
 from hybrid_engine.errors import ConfigError, TraceError
@@ -34,6 +35,19 @@ def run(server, sessions, api_key=None, **settings) -> Drive:
             return await drive(asked, sessions, DriveSettings(**settings))
 
     return asyncio.run(measure())
+
+
+def count_connections(monkeypatch) -> list[object]:
+    """What connections are opened from now on."""
+    opened: list[object] = []
+    connect = asyncio.BaseEventLoop.create_connection
+
+    async def counted(loop, *args, **kwargs):
+        opened.append(args)
+        return await connect(loop, *args, **kwargs)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "create_connection", counted)
+    return opened
 
 
 def test_every_request_is_answered_and_its_tokens_are_those_of_the_usage(server):
@@ -137,6 +151,23 @@ def test_where_no_server_is_that_is_said():
         run(type("Nowhere", (), {"url": "http://127.0.0.1:9"}), [], concurrency=1)
 
 
+def test_the_ratio_to_a_peer_is_that_of_rounds_in_which_both_answered_everything():
+    ours = [{"output_throughput": value, "failed": 0} for value in (10.0, 30.0, 12.0)]
+    theirs = [{"output_throughput": 10.0, "failed": failed} for failed in (0, 1, 0)]
+    assert ratio_line(ours, theirs, "p") == "answer tokens/s by those of p: 1.10 x (1.00 - 1.20, 2 rounds)"
+    assert "no round" in ratio_line(ours[1:2], theirs[1:2], "p")
+
+
+def test_a_connection_that_lay_idle_is_not_used_again(server, monkeypatch):
+    opened = count_connections(monkeypatch)
+    (session,) = make_sessions(WorkloadSettings(num_sessions=1, prompt_words=4))
+    run(server, [[*session, *session]], concurrency=1)
+    assert len(opened) == 1
+    monkeypatch.setattr(drive_module, "IDLE_SECONDS", 0.05)
+    run(server, [[*session, *session]], concurrency=1, think_seconds=0.3)
+    assert len(opened) >= 3
+
+
 def test_two_servers_are_shown_side_by_side_and_written_down(server, tmp_path, capsys):
     file = tmp_path / "found.json"
     options = ["--num-prompts", "3", "--prompt-words", "5", "--rounds", "2", "--goodput", "e2el:60000"]
@@ -146,7 +177,7 @@ def test_two_servers_are_shown_side_by_side_and_written_down(server, tmp_path, c
         standalone_mode=False,
     )
     shown = capsys.readouterr().out
-    assert "answer tokens/s" in shown
+    assert f"answer tokens/s by those of {urls[1]}: " in shown
     found = json.loads(file.read_text())["servers"]
     assert [len(found[url]) for url in urls] == [2, 2]
     assert found[urls[0]][0]["request_goodput"] == found[urls[0]][0]["request_throughput"] > 0

@@ -18,7 +18,7 @@ from rich.progress import Progress
 
 from hybrid_engine.bench import report
 from hybrid_engine.bench.serving.drive import DriveSettings, connect, drive
-from hybrid_engine.bench.serving.figures import figures, medians, parse_slo, table
+from hybrid_engine.bench.serving.figures import figures, medians, parse_slo, ratio_line, table
 from hybrid_engine.bench.serving.workload import WorkloadSettings, make_sessions
 from hybrid_engine.errors import ConfigError
 
@@ -88,6 +88,8 @@ def serve(
     shown = {each: medians(runs) for each, runs in found.items()}
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(table(shown, title=f"{workload}, {num_sessions} sessions, {rounds} rounds"))
+    for peer in urls[1:]:
+        console.print(ratio_line(found[url], found[peer], peer), markup=False, highlight=False)
     for each, columns in shown.items():
         for error, count in columns["errors"].items():
             console.print(f"{each}: {count} times {error}", markup=False, highlight=False)

@@ -17,6 +17,9 @@ from hybrid_engine.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+IDLE_SECONDS = 1.0
+"""A connection that lay idle for so long is not used again."""
+
 
 @dataclass(frozen=True)
 class DriveSettings:
@@ -119,7 +122,8 @@ async def connect(url: str, *, model: str | None, api_key: str | None, timeout_s
     except ImportError as error:
         raise ConfigError("bench serve needs httpx2: pip install 'hybrid-engine[client]'") from error
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx2.Limits(max_connections=None)
+    # Servers close what lies idle (llama-server after 5 seconds, as httpx2 would): no request may meet that moment.
+    limits = httpx2.Limits(max_connections=None, keepalive_expiry=IDLE_SECONDS)
     base = url.rstrip("/").removesuffix("/v1")
     async with httpx2.AsyncClient(base_url=base, headers=headers, timeout=timeout_seconds, limits=limits) as http:
         yield Server(http, model or await find_model(http))

@@ -117,6 +117,23 @@ def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def ratio_line(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]], peer: str) -> str:
+    """Say how many times a peer's throughput the first server has, round by round: in one, both had the same luck.
+
+    Rounds in which one of them answered nothing, or not all that the other did, compare nothing.
+    """
+    key = "output_throughput"
+    ratios = [
+        mine[key] / other[key]
+        for mine, other in zip(ours, theirs, strict=True)
+        if mine["failed"] == other["failed"] == 0 and other[key] > 0
+    ]
+    if not ratios:
+        return f"answer tokens/s by those of {peer}: no round in which both answered everything"
+    low, middle, high = min(ratios), float(np.median(ratios)), max(ratios)
+    return f"answer tokens/s by those of {peer}: {middle:.2f} x ({low:.2f} - {high:.2f}, {len(ratios)} rounds)"
+
+
 def _cell(value: float | None) -> str:
     if value is None:
         return "-"

@@ -7,7 +7,7 @@ import torch
 from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
-from hybrid_engine.kernels.rope import apply_rope, reference
+from hybrid_engine.kernels.rope import apply_rope, reference, rope_table
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -23,6 +23,21 @@ def test_heads_turn_as_in_the_reference(dtype, size, rotary, num_tokens):
     got, expected = apply_rope(q_THD, k_TKD, **tables), reference.apply_rope(q_THD, k_TKD, **tables)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1.3])
+@pytest.mark.parametrize("num_tokens", [0, 1, 70])
+def test_a_table_is_that_of_the_reference(num_tokens, magnitude):
+    positions_T = torch.arange(num_tokens) * 1999  # far ones too: their angles have many turns
+    frequencies_F = 1e4 ** -torch.linspace(0, 1, 24)
+    got, expected = (op(positions_T, frequencies_F, magnitude=magnitude) for op in (rope_table, reference.rope_table))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_table_wants_whole_positions():
+    with pytest.raises(ShapeError, match="positions_T is float32"):
+        rope_table(torch.zeros(2), torch.ones(3))
 
 
 def test_element_i_turns_with_element_i_plus_half():
