@@ -214,7 +214,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Large models with random weights have no checkpoint, so it puts them together itself.
     "bench": API
     | BOOKKEEPING
-    | {"step_builder", "demo", "kernels", "message_boundaries", "models", "runner", "tokenizer", "weights"}
+    | {
+        "step_builder",
+        "step_pipeline",
+        "demo",
+        "kernels",
+        "message_boundaries",
+        "models",
+        "runner",
+        "tokenizer",
+        "weights",
+    }
     # A prefix benchmark with real weights puts its answers into the runner, which no public API lets it do.
     | {"tiny_hybrid"},
     "cli": API | {"bench", "chat", "demo", "evals", "families", "options", "report", "server", "tiny_hybrid"},

@@ -163,7 +163,6 @@ def time_decoding(
 ) -> tuple[float, float]:
     """Return the seconds of a decode step and the share of it in which the GPU waits."""
     scheduler, runner = make_engine(model, num_requests, device, prompt_tokens)
-
     pipeline = StepPipeline(runner, depth=scheduler.config.async_depth)
 
     def step() -> None:
