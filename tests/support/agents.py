@@ -140,7 +140,11 @@ class Agent:
     async def _look_into(self, text: str) -> None:
         """Ask once more, nothing found in the cache: it is the cache's fault unless the model says the same again."""
         body = {"messages": [*self.messages, self.question], "max_tokens": 12, "temperature": 0}
-        response = await self.http.post(CHAT, json=body | {"skip_reading_prefix_cache": True})
+        while True:
+            response = await self.http.post(CHAT, json=body | {"skip_reading_prefix_cache": True})
+            if response.status_code != 429:
+                break
+            await asyncio.sleep(0.5)  # the others keep the queue full: who isn't answered yet knows nothing yet
         again = response.json()["choices"][0]["message"]["content"] if response.status_code == 200 else None
         if again == text:
             self.counts.misremembered += 1
