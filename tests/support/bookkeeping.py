@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import fields
 
 from device_slots import DeviceSlots
 
@@ -282,15 +283,8 @@ class Bench:
         rng: random.Random | None = None,
         **config,
     ) -> None:
-        cache_keys = (
-            "enable_prefix_caching",
-            "max_evicted_keys",
-            "checkpoint_interval",
-            "block_size",
-            "eviction_policy",
-            "hash_key",
-        )
-        cache = {key: config.pop(key) for key in cache_keys if key in config}
+        cache_keys = {field.name for field in fields(CacheConfig)} & config.keys()
+        cache = {key: config.pop(key) for key in cache_keys}
         self.coordinator = make_coordinator(specs, num_blocks, memory_bytes=memory_bytes, eviction=eviction, **cache)
         self.scheduler = Scheduler(SchedulerConfig(**config), self.coordinator, connector=connector, drafter=drafter)
         self.device = FakeDevice(self.coordinator)
