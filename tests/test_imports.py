@@ -221,6 +221,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernels",
         "message_boundaries",
         "models",
+        "options",
         "runner",
         "tokenizer",
         "weights",

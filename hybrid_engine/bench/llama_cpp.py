@@ -27,8 +27,10 @@ class LlamaCpp:
     def __init__(self, gguf_file: Path, *, num_threads: int, num_requests: int, num_tokens: int) -> None:
         """num_requests: most prompts of a call. num_tokens: most tokens of one, its answer counted.
 
-        Raises ConfigError when llama_cpp can't be imported, CheckpointError when it can't load the file.
+        Raises ConfigError when llama_cpp can't be imported, CheckpointError when the file isn't there or can't be loaded.
         """
+        if not gguf_file.is_file():
+            raise CheckpointError(f"llama.cpp's model is {gguf_file}, which is no file: give a GGUF file")
         try:
             import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:  # its library may be missing, or not load

@@ -27,6 +27,19 @@ def test_steps_and_prefill_are_reported_with_their_goals():
     torch.testing.assert_close(share.values[0], rates[0] / rates[1])
 
 
+def test_weights_in_8_bits_have_the_floor_of_the_bytes_held_and_no_goals():
+    model = tiny_hybrid.find_model(tiny_hybrid.NAME)
+    plain, int8 = (steps.StepBench(model, 1, quantization) for quantization in (None, "int8"))
+    assert int8.weight_bytes == sum(packed.num_bytes for packed in int8.weights)
+    assert 0.5 < int8.weight_bytes / plain.weight_bytes < 0.65  # scales and corrections, of rows that are short
+    reports = steps.run(
+        model=model, num_rounds=1, num_threads=1, quantization="int8", prompt_tokens=20, prefill_tokens=40
+    )
+    decoding, prefill = reports
+    assert all(figure.at_most is None is figure.at_least for figure in (*decoding.figures, *prefill.figures))
+    assert all("bfloat16, weights in int8, 1 threads" in report.notes[0] for report in (decoding, prefill))
+
+
 def test_a_prefill_ends_with_its_first_token_and_decoding_is_timed_behind_it():
     bench = steps.StepBench(tiny_hybrid.find_model(tiny_hybrid.NAME), 1)
     assert len(bench._steps(1, 40, 1)) == 1
