@@ -197,10 +197,11 @@ class PrefixLookup:
         Windows and states arrive as they are at the end; of groups that keep everything the beginning is as good.
         """
         shared = self.shared_tokens(request, other)
-        if end_tokens <= min(shared + self.alignment_tokens, request.max_hit_tokens):
-            # A load may end inside a block, of which there is no hash.
-            if request.token_ids[shared:end_tokens] == other.token_ids[shared:end_tokens]:
-                return end_tokens
+        # A load may end inside a block, of which there is no hash.
+        rest = slice(shared, end_tokens)
+        is_near = end_tokens <= min(shared + self.alignment_tokens, request.max_hit_tokens)
+        if is_near and request.token_ids[rest] == other.token_ids[rest]:
+            return end_tokens
         return 0 if self._forgetters else min(shared, end_tokens)
 
     def align(self, num_tokens: int) -> int:
