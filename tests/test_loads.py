@@ -172,11 +172,11 @@ def test_full_attention_goes_on_from_inside_what_another_request_loads():
     assert (second.cache.hit, second.cache.external) == (64, 32)  # this connector knows any prompt's first 96 tokens
 
 
-def test_windows_and_states_do_not_wait_for_a_load_that_ends_elsewhere():
-    connector = FakeConnector(96, delay_steps=3)
-    bench = Bench(GROUPS["three kinds"], 60, connector=connector)
+@pytest.mark.parametrize(("num_shared", "end"), [(64, 96), (99, 101)], ids=["blocks before", "inside its last block"])
+def test_windows_and_states_do_not_wait_for_a_load_that_ends_elsewhere(num_shared, end):
+    bench = Bench(GROUPS["three kinds"], 60, connector=FakeConnector(end, delay_steps=3))
     bench.add(tokens(120), "first")
-    second = bench.add([*tokens(64), *tokens(40, 500)], "second")
+    second = bench.add([*tokens(num_shared), *tokens(40, 500)], "second")
     bench.launch()
     assert (second.status, second.junction) == (RequestStatus.WAITING_FOR_KV, None)
 
