@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "bytes.h"
-#include "layout.h"
+#include "stretches.h"
 
 constexpr float SMALLEST = 0x1p-100f;  // nearer to zero is as good as zero: its inverse would be no float
 
@@ -66,6 +66,14 @@ struct IntegerSink {
     }
 };
 
+// What a row's planes sum up to; low: of the plane of low bytes, if there is one.
+template <int PLANES>
+INLINE vf join(const Line<int8_t>::Sum& high, const Line<int8_t>::Sum& low, const int32_t* corrections) {
+    typedef Line<int8_t> L;
+    vf total = __builtin_convertvector(L::sum(high) - load(corrections), vf);
+    return PLANES == 1 ? total : total * 256.0f + __builtin_convertvector(L::sum(low), vf);
+}
+
 template <int PLANES, int M, int N, class Out>
 INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, IntegerSink<Out>& sink) {
     typedef Line<int8_t> L;
@@ -74,10 +82,19 @@ INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, 
                                       p.lines + tile * LANES * L::DEPTH, p.line_stride, p.steps, sums);
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
-            vi high = L::sum(sums[m * PLANES * N + n]) - load(sink.corrections + (tile + n) * LANES);
-            vf total = __builtin_convertvector(high, vf);
-            if (PLANES == 2) total = total * 256.0f + __builtin_convertvector(L::sum(sums[(2 * m + 1) * N + n]), vf);
-            sink.finish(row + m, tile + n, total);
+            const auto *high = sums + m * PLANES * N + n, *low = high + (PLANES - 1) * N;
+            sink.finish(row + m, tile + n, join<PLANES>(*high, *low, sink.corrections + (tile + n) * LANES));
+        }
+}
+
+template <int PLANES, class Out>
+void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+    PanelSums<int8_t> sums{num_rows * PLANES, num_tiles};
+    accumulate_stretches(p, sums);
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            auto &high = sums(row * PLANES, tile), &low = sums(row * PLANES + PLANES - 1, tile);
+            sink.finish(row, tile, join<PLANES>(high, low, sink.corrections + tile * LANES));
         }
 }
 
@@ -110,6 +127,8 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
         IntegerSink<Out> sink{out + first * layout.num_outputs + panel * PANEL, layout.num_outputs,
                               row_scales.get() + first, scales + panel * PANEL, corrections + panel * PANEL,
                               bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
+        if (goes_in_stretches(rows * PLANES))
+            return multiply_byte_stretches<PLANES>(product, rows, layout.tiles_of(panel), sink);
         // Blocks of nearly equal height, as in multiply().
         int64_t blocks = (rows + ROWS - 1) / ROWS;
         for (int64_t b = 0; b < blocks; b++) {
