@@ -18,8 +18,8 @@ from rich.progress import Progress
 from hybrid_engine.bench import report
 from hybrid_engine.bench.prefix_command import add_prefix
 from hybrid_engine.bench.report import Report
-from hybrid_engine.options import Quantization
 from hybrid_engine.bench.serving import command as serving
+from hybrid_engine.options import Quantization
 
 app = typer.Typer(help="Measure what anybody can measure again.", no_args_is_help=True, add_completion=False)
 app.command()(serving.serve)

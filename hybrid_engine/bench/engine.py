@@ -48,7 +48,7 @@ def run(
     model: a GGUF file; None: the one that the demo extra brings. num_threads: None: as torch has it.
     quantization: of this engine's weights. with_peers: transformers too, in bfloat16 always.
     llama_cpp_file: llama.cpp too, on this GGUF file of the same model.
-    Raises CheckpointError when a model isn't there, ConfigError when llama.cpp isn't installed: before all that takes time.
+    Raises CheckpointError when a model isn't there, ConfigError when llama.cpp isn't: before any timing.
     """
     gguf_file = model or demo_checkpoint()
     num_threads = num_threads or torch.get_num_threads()
@@ -70,9 +70,7 @@ def run(
 
 def goals_of(num_prompts: int, quantization: str | None) -> dict[str, float]:
     """Return how many times as fast as each peer this engine should be; beside transformers only in the same bits."""
-    return {
-        name: goals[num_prompts] for name, goals in GOALS.items() if quantization is None or name == LlamaCpp.name
-    }
+    return {name: goals[num_prompts] for name, goals in GOALS.items() if quantization is None or name == LlamaCpp.name}
 
 
 def measure(peers: Sequence[Peer], num_prompts: int, num_rounds: int) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ class LlamaCpp:
     def __init__(self, gguf_file: Path, *, num_threads: int, num_requests: int, num_tokens: int) -> None:
         """num_requests: most prompts of a call. num_tokens: most tokens of one, its answer counted.
 
-        Raises ConfigError when llama_cpp can't be imported, CheckpointError when the file isn't there or can't be loaded.
+        Raises ConfigError when llama_cpp can't be imported, CheckpointError when it can't load the file.
         """
         if not gguf_file.is_file():
             raise CheckpointError(f"llama.cpp's model is {gguf_file}, which is no file: give a GGUF file")

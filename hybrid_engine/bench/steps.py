@@ -40,7 +40,7 @@ def run(
     """Time whole engine steps (scheduling and sampling included) and their floors in turns.
 
     model: a checkpoint; None: the one that the demo extra brings. Raises CheckpointError when that isn't installed.
-    quantization: of the weights; the floors are then those of the bytes held, and the goals, set for bfloat16, left out.
+    quantization: of the weights; floors are then those of the bytes held, and goals, set for bfloat16, are left out.
     """
     num_threads = num_threads or torch.get_num_threads()
     torch.set_num_threads(num_threads)

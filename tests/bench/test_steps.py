@@ -1,4 +1,4 @@
-"""`bench engine`, `bench weights` and `bench kernels`: what is timed is what the figures say; times themselves are no test's matter."""
+"""`bench engine`, `weights` and `kernels`: what is timed is what the figures say; times are no test's matter."""
 
 import torch
 
