@@ -21,7 +21,7 @@ TEXT = Path(__file__).parent.parent / "data" / "war_and_peace_excerpt.txt"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CASES_VARIABLE = "HYBRID_ENGINE_EXACT_CASES"
 """How many cases the slow tests make for each model and dtype; docs/results has runs of 1,000."""
-KINDS = ["with a hit", "tokens from the host tier", "preemptions", "drafts computed", "drafts accepted"]
+KINDS = ["with a hit", "preemptions", "drafts computed", "drafts accepted"]
 FAMILIES = ["three kinds", "jamba", "qwen3_next"]
 SLOW_FAMILIES = ["bamba", "falcon_h1", "nemotron_h", "zamba2", "recurrent_gemma", "kimi_linear", "minimax", "lfm3"]
 
@@ -76,7 +76,7 @@ def test_other_kinds_of_memory_have_the_same_bits_in_every_way(name, tmp_path):
 def test_many_cases_of_the_trained_hybrid(dtype):
     cases = make_trained(dtype)
     assert_same(cases, int(os.environ.get(CASES_VARIABLE, "50")))
-    assert all(cases.counts[kind] for kind in [*KINDS, "with prompt_logprobs"]), cases.counts
+    assert all(cases.counts[kind] for kind in [*KINDS, "tokens from the host tier", "with prompt_logprobs"]), cases.counts
 
 
 @pytest.mark.slow
@@ -92,8 +92,8 @@ def test_many_cases_of_gemma(real_weights, dtype):
     cases = make_cases(real_weights, tokenizer, dtype, lengths=[1, 9, 16, 17, 25, 33, 40], **common)
     assert_same(cases, int(os.environ.get(CASES_VARIABLE, "40")))
     assert all(cases.counts[kind] for kind in KINDS), cases.counts
-    cases.lengths, cases.budgets, cases.company = [540, 590], (300, 2048), (4, 6)
-    assert_same(cases, cases.counts["cases"] + 5)
+    cases.lengths, cases.budgets, cases.company = [540, 590], (300, 2048), (2, 3)
+    assert_same(cases, cases.counts["cases"] + 4)
 
 
 # What is refused
