@@ -6,8 +6,7 @@
 #pragma once
 #include <memory>
 
-#include "bytes.h"
-#include "layout.h"
+#include "amx.h"
 
 constexpr float SMALLEST = 0x1p-100f;  // nearer to zero is as good as zero: its inverse would be no float
 
@@ -66,12 +65,11 @@ struct IntegerSink {
     }
 };
 
-template <int PLANES, int M, int N, class Out>
-INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, IntegerSink<Out>& sink) {
+// sums: of the planes of M rows, each of N tiles.
+template <int PLANES, class Out>
+INLINE void finish_bytes(const Line<int8_t>::Sum* sums, int M, int N, int64_t row, int64_t tile,
+                         IntegerSink<Out>& sink) {
     typedef Line<int8_t> L;
-    typename L::Sum sums[M * PLANES * N] = {};
-    accumulate<M * PLANES, N, int8_t>(p.x + row * PLANES * p.row_stride, p.row_stride,
-                                      p.lines + tile * LANES * L::DEPTH, p.line_stride, p.steps, sums);
     for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++) {
             vi high = L::sum(sums[m * PLANES * N + n]) - load(sink.corrections + (tile + n) * LANES);
@@ -80,6 +78,29 @@ INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, 
             sink.finish(row + m, tile + n, total);
         }
 }
+
+template <int PLANES, int M, int N, class Out>
+INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, IntegerSink<Out>& sink) {
+    typedef Line<int8_t> L;
+    typename L::Sum sums[M * PLANES * N] = {};
+    accumulate<M * PLANES, N, int8_t>(p.x + row * PLANES * p.row_stride, p.row_stride,
+                                      p.lines + tile * LANES * L::DEPTH, p.line_stride, p.steps, sums);
+    finish_bytes<PLANES>(sums, M, N, row, tile, sink);
+}
+
+#if defined(HAS_AMX)
+template <int PLANES, class Out>
+void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+    constexpr int ROWS = AMX_ROWS / PLANES;
+    AmxRegisters registers;
+    for (int64_t row = 0; row < num_rows; row += ROWS, p.x += AMX_ROWS * p.row_stride) {
+        Line<int8_t>::Sum sums[AMX_ROWS * PANEL_TILES] = {};
+        int rows = (int)std::min<int64_t>(ROWS, num_rows - row);
+        accumulate_by_amx(p, rows * PLANES, num_tiles, sums, registers);
+        finish_bytes<PLANES>(sums, rows, (int)num_tiles, row, 0, sink);
+    }
+}
+#endif
 
 template <int PLANES, int M, class Out>
 void multiply_byte_rows(const Product<int8_t>& p, int64_t row, int num_rows, int64_t num_tiles,
@@ -110,6 +131,9 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
         IntegerSink<Out> sink{out + first * layout.num_outputs + panel * PANEL, layout.num_outputs,
                               row_scales.get() + first, scales + panel * PANEL, corrections + panel * PANEL,
                               bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
+#if defined(HAS_AMX)
+        if (may_use_amx()) return multiply_bytes_by_amx<PLANES>(product, rows, layout.tiles_of(panel), sink);
+#endif
         // Blocks of nearly equal height, as in multiply().
         int64_t blocks = (rows + ROWS - 1) / ROWS;
         for (int64_t b = 0; b < blocks; b++) {

@@ -133,7 +133,7 @@ def _build_and_publish(source: Path, path: Path, compiler: str, target: str) -> 
     """Compile, link, probe, then move into place at once: whoever finds the file finds it whole and proven."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, linked = Path(folder, "made.o"), Path(folder, "linked.so")
-        _run([compiler, *_FLAGS, f"-march={target}", f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
+        _run([compiler, *_FLAGS, *f"-march={target}".split(), f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
         openmp = [openmp_runtime()] if openmp_runtime() else ["-fopenmp"]
         _run([compiler, "-shared", str(made), *openmp, "-o", str(linked)])
         _probe(linked)
