@@ -1,8 +1,8 @@
 // Products of panels by AMX: one instruction multiplies 16 rows with 16 lines (tile.h) of 16 outputs.
 //
-// Each output adds up one sum for every AMX_STEPS lines, in their order, what is missing of the last ones taken as zeros:
-// as in tile.h, a result doesn't depend on how the work was cut. Of bf16 such a sum is float32: its even and its odd inputs
-// by themselves, each in order, then both; and what is smaller than a normal number becomes zero. Of bytes it is exact.
+// Each output adds up one sum for every AMX_STEPS lines, in their order, lines beyond the last taken as zeros: as in
+// tile.h, a result doesn't depend on how the work was cut. Of bf16 such a sum is float32: even and odd inputs by
+// themselves, each in their order, then both; smaller than normal numbers is zero. Of bytes it is exact.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: TDPBF16PS, TDPBUSD, LDTILECFG.
 #pragma once
 #include "bytes.h"
@@ -17,8 +17,8 @@
 constexpr int64_t AMX_STEPS = 16, ROW_BYTES = 64;
 constexpr int AMX_ROWS = 2 * LANES;  // of one accumulate_by_amx()
 
-// Whether this process may: the kernel must be asked first, or else the instructions are illegal. The answer is kept, so
-// that results stay the same. Source: Linux, Documentation/arch/x86/xstate.rst.
+// Whether this process may: the instructions are illegal before the kernel was asked. The answer is kept, and so are
+// results' bits. Source: Linux, Documentation/arch/x86/xstate.rst.
 inline bool may_use_amx() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
     static const bool may = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;

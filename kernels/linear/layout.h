@@ -9,8 +9,8 @@
 #include "tile.h"
 
 constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
-// Multiply-adds that one thread does sooner than it wakes others: in about 12 us, of one row (twice as many a multiply-add,
-// for the weight is waited for) 15. Waking takes 8 to 30 us, or 1 where threads spin.
+// Multiply-adds that take one thread about 12 us; those of a single row, which waits for its weight, count twice. Waking
+// others takes 8 to 30 us where they sleep, 1 where they spin.
 constexpr int64_t FEW_PRODUCTS = 1 << 20;
 
 template <class T>

@@ -84,4 +84,3 @@ def test_nothing_is_read_beyond_the_end(rows, num_outputs, num_inputs):
     wanted = linear(x_TK, packed)
     packed.form.data = next_to_nothing(packed.form.data)
     assert torch.equal(linear(next_to_nothing(x_TK), packed), wanted)
-
