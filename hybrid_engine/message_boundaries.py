@@ -5,13 +5,14 @@ Agents strip reasoning and edit tool results, so that the end of the last answer
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jinja2
+
+from hybrid_engine.recent import RecentDict
 
 TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
 """What a template raises for messages that it wasn't made for: content parts given to one that adds texts, say."""
@@ -26,9 +27,8 @@ class MessageEnds:
     is compared with the text like any rendering, and rendered again where it differs: the answer is always exact.
     """
 
-    def __init__(self, *, max_remembered: int = 65_536) -> None:
-        self._remembered: OrderedDict[bytes, _Rendering] = OrderedDict()
-        self._max_remembered = max_remembered
+    def __init__(self, *, max_remembered: int = 16_384) -> None:
+        self._remembered: RecentDict[bytes, _Rendering] = RecentDict(max_remembered)
 
     def find(
         self, render: Callable[[int], str], messages: Sequence[Mapping[str, Any]], text: str, *, template: str = ""
@@ -56,9 +56,6 @@ class MessageEnds:
         rendering = _Rendering(len(prefix), _digest(prefix))
         if key is not None:
             self._remembered[key] = rendering
-            self._remembered.move_to_end(key)
-            if len(self._remembered) > self._max_remembered:
-                self._remembered.popitem(last=False)
         return rendering
 
 

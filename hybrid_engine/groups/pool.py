@@ -5,7 +5,6 @@ Their memory comes from an arena, extent by extent, and goes back there when ano
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from hybrid_engine.groups.block import Block
 from hybrid_engine.groups.extent import EmptyBlocks
 from hybrid_engine.groups.free_queue import FreeQueue
 from hybrid_engine.groups.hashing import BlockHash
+from hybrid_engine.recent import RecentDict
 from hybrid_engine.step_plan import NULL_BLOCK_ID
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class BlockPool:
         # The same content computed by several requests at once: all but the one in `cached`. A free block has none:
         # what is held is released later, and so keeps the rule that a parent stands behind its children in the queue.
         self.duplicates: dict[BlockHash | None, list[Block]] = {}
-        self.evicted: OrderedDict[BlockHash, None] = OrderedDict()
+        self.evicted: RecentDict[BlockHash, None] = RecentDict(max_evicted_keys)
         self._max_evicted_keys = max_evicted_keys
         self.needed: dict[BlockHash, int] | None = None
         """When set: by key, how often the block is needed; a free block that nothing needs is empty."""
@@ -288,9 +288,5 @@ class BlockPool:
         return block_hash
 
     def _remember_evicted(self, block_hash: BlockHash) -> None:
-        if self._max_evicted_keys == 0:
-            return
-        self.evicted[block_hash] = None
-        self.evicted.move_to_end(block_hash)
-        if len(self.evicted) > self._max_evicted_keys:
-            self.evicted.popitem(last=False)
+        if self._max_evicted_keys > 0:
+            self.evicted[block_hash] = None

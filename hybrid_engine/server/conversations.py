@@ -17,8 +17,10 @@ import numpy as np
 
 logger = logging.getLogger(__name__)
 
-MAX_REMEMBERED_TOKENS = 4 * 2**20
-"""Of all conversations; the least recently used ones are forgotten first."""
+MAX_REMEMBERED_BYTES = 16 * 2**20
+"""Of all conversations, some 4 million tokens; the least recently used ones are forgotten first."""
+_ENTRY_BYTES = 400
+"""What an entry takes besides its tokens: an array's header, a tuple, a name and its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Divergence:
 class ConversationLog:
     """Remembers what conversations left behind."""
 
-    def __init__(self, max_tokens: int = MAX_REMEMBERED_TOKENS) -> None:
-        self._max_tokens = max_tokens
-        self._num_tokens = 0
+    def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._past: OrderedDict[bytes, tuple[np.ndarray, int]] = OrderedDict()
 
     def check(self, names: Sequence[bytes], token_ids: Sequence[int]) -> Divergence | None:
@@ -60,15 +62,16 @@ class ConversationLog:
     def remember(self, name: bytes, token_ids: Sequence[int], *, answer_start: int) -> None:
         """Keep a prompt and its answer. answer_start: where the last message of the prompt ends."""
         self._forget(name)
-        self._past[name] = np.asarray(token_ids, np.int32), answer_start
-        self._num_tokens += len(token_ids)
-        while self._num_tokens > self._max_tokens:
+        past = np.asarray(token_ids, np.int32)
+        self._past[name] = past, answer_start
+        self._num_bytes += past.nbytes + _ENTRY_BYTES
+        while self._num_bytes > self._max_bytes:
             self._forget(next(iter(self._past)))
 
     def _forget(self, name: bytes) -> None:
         past = self._past.pop(name, None)
         if past is not None:
-            self._num_tokens -= len(past[0])
+            self._num_bytes -= past[0].nbytes + _ENTRY_BYTES
 
 
 def names_of(salt: str, messages: Sequence[Mapping[str, Any]], rest: Any) -> list[bytes]:

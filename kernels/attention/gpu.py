@@ -44,10 +44,13 @@ class Tiles:
     num_stages: int
 
 
-def prefill_tiles(dtype: torch.dtype, size_padded: int) -> Tiles:
+def prefill_tiles(dtype: torch.dtype, size_padded: int, rest: int = 0) -> Tiles:
     """The table of prefill: large tiles, smaller ones where float32 takes three products for one."""
     if dtype == torch.float32:
         return Tiles(rows=16, keys=32 if size_padded <= 128 else 16, num_warps=8, num_stages=1)
+    if rest:
+        # Latents and what heads share beside them: 32 keys need 100 KiB of shared memory, 99 are there on sm_89.
+        return Tiles(rows=32, keys=16, num_warps=8, num_stages=1)
     # One stage: Hopper's pipelined products with an operand out of registers are known to go wrong in some shapes, and
     # none was tried on a GPU yet.
     if size_padded <= 128:
@@ -142,7 +145,7 @@ def _prefill(
     options: dict,
 ) -> None:
     num_tokens, num_rows = len(q_THD), len(meta.num_keys)
-    tiles = prefill_tiles(q_THD.dtype, _largest(options))
+    tiles = prefill_tiles(q_THD.dtype, _largest(options), options["REST"])
     num_programs, heads = _cut_group(options["GROUP"], tiles.rows)
     queries = max(1, tiles.rows // heads)
     prefill_kernel[(num_tokens // queries + num_rows, caches[0].shape[1] * num_programs)](

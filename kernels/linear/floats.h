@@ -1,6 +1,7 @@
 // Linear layers of bfloat16 or float.
 #pragma once
 #include "amx.h"
+#include "stretches.h"
 
 template <class Out>
 struct Sink {
@@ -19,6 +20,16 @@ struct Sink {
 };
 
 template <class T, class Out>
+void multiply_stretches(const Product<T>& p, int64_t num_rows, int64_t num_tiles, Sink<Out>& sink) {
+    PanelSums<T> sums{num_rows, num_tiles};
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t tile = 0; tile < num_tiles; tile++) sums(row, tile) = sink.start(row, tile);
+    accumulate_stretches(p, sums);
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t tile = 0; tile < num_tiles; tile++) sink.finish(row, tile, sums(row, tile));
+}
+
+template <class T, class Out>
 void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,
             Layout<T> layout, int num_threads) {
     each_panel(layout, num_rows, num_threads, [&](int64_t panel, int64_t row, int64_t rows) {
@@ -30,6 +41,9 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Ou
         if constexpr (std::is_same_v<T, bf16>)
             if (may_use_amx()) return multiply_by_amx(product, rows, layout.tiles_of(panel), sink);
 #endif
-        multiply(product, rows, layout.tiles_of(panel), sink);
+        if (goes_in_stretches(rows))
+            multiply_stretches(product, rows, layout.tiles_of(panel), sink);
+        else
+            multiply(product, rows, layout.tiles_of(panel), sink);
     });
 }

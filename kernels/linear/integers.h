@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "amx.h"
+#include "stretches.h"
 
 constexpr float SMALLEST = 0x1p-100f;  // nearer to zero is as good as zero: its inverse would be no float
 
@@ -65,18 +66,12 @@ struct IntegerSink {
     }
 };
 
-// sums: of the planes of M rows, each of N tiles.
-template <int PLANES, class Out>
-INLINE void finish_bytes(const Line<int8_t>::Sum* sums, int M, int N, int64_t row, int64_t tile,
-                         IntegerSink<Out>& sink) {
+// What a row's planes sum up to; low: of the plane of low bytes, if there is one.
+template <int PLANES>
+INLINE vf join(const Line<int8_t>::Sum& high, const Line<int8_t>::Sum& low, const int32_t* corrections) {
     typedef Line<int8_t> L;
-    for (int m = 0; m < M; m++)
-        for (int n = 0; n < N; n++) {
-            vi high = L::sum(sums[m * PLANES * N + n]) - load(sink.corrections + (tile + n) * LANES);
-            vf total = __builtin_convertvector(high, vf);
-            if (PLANES == 2) total = total * 256.0f + __builtin_convertvector(L::sum(sums[(2 * m + 1) * N + n]), vf);
-            sink.finish(row + m, tile + n, total);
-        }
+    vf total = __builtin_convertvector(L::sum(high) - load(corrections), vf);
+    return PLANES == 1 ? total : total * 256.0f + __builtin_convertvector(L::sum(low), vf);
 }
 
 template <int PLANES, int M, int N, class Out>
@@ -85,7 +80,22 @@ INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, 
     typename L::Sum sums[M * PLANES * N] = {};
     accumulate<M * PLANES, N, int8_t>(p.x + row * PLANES * p.row_stride, p.row_stride,
                                       p.lines + tile * LANES * L::DEPTH, p.line_stride, p.steps, sums);
-    finish_bytes<PLANES>(sums, M, N, row, tile, sink);
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            const auto *high = sums + m * PLANES * N + n, *low = high + (PLANES - 1) * N;
+            sink.finish(row + m, tile + n, join<PLANES>(*high, *low, sink.corrections + (tile + n) * LANES));
+        }
+}
+
+template <int PLANES, class Out>
+void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+    PanelSums<int8_t> sums{num_rows * PLANES, num_tiles};
+    accumulate_stretches(p, sums);
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t tile = 0; tile < num_tiles; tile++) {
+            auto &high = sums(row * PLANES, tile), &low = sums(row * PLANES + PLANES - 1, tile);
+            sink.finish(row, tile, join<PLANES>(high, low, sink.corrections + tile * LANES));
+        }
 }
 
 #if defined(HAS_AMX)
@@ -93,11 +103,15 @@ template <int PLANES, class Out>
 void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
     constexpr int ROWS = AMX_ROWS / PLANES;
     AmxRegisters registers;
-    for (int64_t row = 0; row < num_rows; row += ROWS, p.x += AMX_ROWS * p.row_stride) {
+    for (int64_t first = 0; first < num_rows; first += ROWS, p.x += AMX_ROWS * p.row_stride) {
         Line<int8_t>::Sum sums[AMX_ROWS * PANEL_TILES] = {};
-        int rows = (int)std::min<int64_t>(ROWS, num_rows - row);
+        int rows = (int)std::min<int64_t>(ROWS, num_rows - first);
         accumulate_by_amx(p, rows * PLANES, num_tiles, sums, registers);
-        finish_bytes<PLANES>(sums, rows, (int)num_tiles, row, 0, sink);
+        for (int m = 0; m < rows; m++)
+            for (int64_t n = 0; n < num_tiles; n++) {
+                const auto *high = sums + m * PLANES * num_tiles + n, *low = high + (PLANES - 1) * num_tiles;
+                sink.finish(first + m, n, join<PLANES>(*high, *low, sink.corrections + n * LANES));
+            }
     }
 }
 #endif
@@ -134,6 +148,8 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
 #if defined(HAS_AMX)
         if (may_use_amx()) return multiply_bytes_by_amx<PLANES>(product, rows, layout.tiles_of(panel), sink);
 #endif
+        if (goes_in_stretches(rows * PLANES))
+            return multiply_byte_stretches<PLANES>(product, rows, layout.tiles_of(panel), sink);
         // Blocks of nearly equal height, as in multiply().
         int64_t blocks = (rows + ROWS - 1) / ROWS;
         for (int64_t b = 0; b < blocks; b++) {

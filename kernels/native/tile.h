@@ -141,9 +141,12 @@ INLINE void same_bits(T& to, const U& from) {
 // sums[M][N][LANES] += M rows times N tiles, from `x` and `line` on. The sums must stay in registers: not inlined, and
 // apart from what a sink does, for what calls functions around the loop makes the compiler keep them in memory, at
 // half the speed.
-template <int M, int N, class T>
+//
+// IS_AHEAD: each step also asks for the line of the cache at `ahead` and the one after it, then `ahead` moves on.
+template <int M, int N, class T, bool IS_AHEAD = false>
 __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
-                                          int64_t steps, typename Line<T>::Sum* sums) {
+                                          int64_t steps, typename Line<T>::Sum* sums, const char* ahead = nullptr,
+                                          int64_t ahead_bytes = 0) {
     typedef Registers<T> L;
     typename L::Total total[M][N];
 #pragma GCC unroll 8
@@ -151,6 +154,10 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) same_bits(total[m][n], sums[m * N + n]);
     for (int64_t i = 0; i < steps; i++) {
+        if (IS_AHEAD) {
+            for (int line = 0; line < 2; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
+            ahead += ahead_bytes;
+        }
         typename L::Weights w[N];
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) w[n] = L::weights(line + n * LANES * L::DEPTH);

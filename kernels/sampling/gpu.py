@@ -7,7 +7,7 @@ from triton import next_power_of_2
 
 from hybrid_engine.kernels.sampling.triton_draw import draw_kernel
 
-_BLOCK = 4096
+_BLOCK = 2048
 
 
 def draw_in_place(logits_RV: Tensor, numbers_RC: Tensor, token_ids_R: Tensor) -> None:

@@ -16,8 +16,8 @@ from hybrid_engine.kernels.triton_math import dot_precision
 _MIN_DOT = 16
 _STATE_ELEMENTS = 4096
 """Of a head's state in a program that takes one step: 32 registers a thread."""
-_KEY_COLUMNS, _VALUE_COLUMNS = 64, 64
-"""Columns of keys and values that a program takes at a time where all pieces are computed at once."""
+_COLUMNS = {torch.bfloat16: 64, torch.float32: 32}
+"""Columns of keys and of values that a program takes at a time where all pieces are computed at once."""
 _PASS = {torch.bfloat16: (32, 8), torch.float32: (16, 4)}
 """Those that a program takes from piece to piece, and its warps, by the inputs' dtype."""
 
@@ -88,6 +88,7 @@ def gated_delta_rule(
     if meta.host.most_queries == 1 or meta.is_exact:
         return out_THD
     pieces = meta.pieces(chunk)
+    columns = _COLUMNS[v_THD.dtype]
     num_tokens = max(_MIN_DOT, next_power_of_2(chunk))
     options = {
         **sizes,
@@ -125,8 +126,8 @@ def gated_delta_rule(
         *dt_THN.stride()[:2],
         *b_TH.stride(),
         HAS_BIAS=dt_bias_HN is not None,
-        KEY_COLUMNS=min(_KEY_COLUMNS, options["KEYS_PADDED"]),
-        COLUMNS=_VALUE_COLUMNS,
+        KEY_COLUMNS=min(columns, options["KEYS_PADDED"]),
+        COLUMNS=columns,
         **options,
     )
     pass_columns, pass_warps = _PASS[v_THD.dtype]
@@ -147,7 +148,7 @@ def gated_delta_rule(
         COLUMNS=pass_columns,
         **options | {"num_warps": pass_warps},
     )
-    delta_output_kernel[(*grid, -(-num_values // _VALUE_COLUMNS))](
+    delta_output_kernel[(*grid, -(-num_values // columns))](
         q_TGN,
         pieces.bounds,
         before,
@@ -157,7 +158,7 @@ def gated_delta_rule(
         out_THD,
         num_keys**-0.5,
         *q_TGN.stride()[:2],
-        COLUMNS=_VALUE_COLUMNS,
+        COLUMNS=columns,
         **options,
     )
     return out_THD

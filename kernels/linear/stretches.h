@@ -1,0 +1,65 @@
+// Products of a few rows with a weight that comes from memory, a stretch of it at a time.
+//
+// multiply() runs through a whole panel for each block of rows: memory is waited for in the first block and idle in the
+// others. Here all blocks run through a stretch that fits the innermost cache, and each of them asks for its share of
+// the next one. Sums are the same to the last bit: each still goes through its inputs in order.
+#pragma once
+#include "layout.h"
+
+constexpr int64_t STRETCH_STEPS = 64;  // 16 KiB of a panel
+constexpr int64_t STRETCH_ROWS = 48;   // more give the processor enough to do for each byte
+
+inline bool goes_in_stretches(int64_t num_rows) {
+    return num_rows > TILE_ROWS && num_rows <= STRETCH_ROWS;
+}
+
+// Sums of a panel's tiles, tiles that are computed together beside each other.
+template <class T>
+struct PanelSums {
+    typedef typename Line<T>::Sum Sum;
+    int64_t num_rows, num_tiles;
+    Sum sums[STRETCH_ROWS * PANEL_TILES] = {};
+
+    // Of the first of `width` tiles.
+    Sum* at(int64_t row, int64_t tile, int width) { return sums + tile * num_rows + row * width; }
+    int width_at(int64_t tile) const { return tile / TILE_COLUMNS < num_tiles / TILE_COLUMNS ? TILE_COLUMNS : 1; }
+    Sum& operator()(int64_t row, int64_t tile) {
+        const int width = width_at(tile);
+        return at(row, tile / width * width, width)[tile % width];
+    }
+};
+
+template <int M, int N, class T>
+void accumulate_block(const Product<T>& p, int num_rows, typename Line<T>::Sum* sums, const char* ahead,
+                      int64_t ahead_bytes) {
+    if constexpr (M > 1)
+        if (num_rows < M) return accumulate_block<M - 1, N>(p, num_rows, sums, ahead, ahead_bytes);
+    accumulate<M, N, T, true>(p.x, p.row_stride, p.lines, p.line_stride, p.steps, sums, ahead, ahead_bytes);
+}
+
+// sums += all rows times all tiles of a panel.
+template <class T>
+void accumulate_stretches(const Product<T>& p, PanelSums<T>& sums) {
+    constexpr int64_t DEPTH = Line<T>::DEPTH;
+    const int64_t blocks = (sums.num_rows + TILE_ROWS - 1) / TILE_ROWS;
+    const int64_t groups = sums.num_tiles / TILE_COLUMNS + sums.num_tiles % TILE_COLUMNS;
+    const int64_t step_bytes = p.line_stride * sizeof(T), share = step_bytes / (blocks * groups);
+    for (int64_t step = 0; step < p.steps; step += STRETCH_STEPS) {
+        const int64_t steps = std::min(STRETCH_STEPS, p.steps - step);
+        const T* lines = p.lines + step * p.line_stride;
+        const char* ahead = (const char*)(lines + steps * p.line_stride);
+        for (int64_t tile = 0, width; tile < sums.num_tiles; tile += width) {
+            width = sums.width_at(tile);
+            for (int64_t b = 0; b < blocks; b++, ahead += share * steps) {
+                const int64_t row = sums.num_rows * b / blocks, num_rows = sums.num_rows * (b + 1) / blocks - row;
+                const Product<T> block{p.x + row * p.row_stride + step * DEPTH, p.row_stride,
+                                       lines + tile * LANES * DEPTH, p.line_stride, steps};
+                if (width == 1)
+                    accumulate_block<TILE_ROWS, 1>(block, num_rows, sums.at(row, tile, 1), ahead, share);
+                else
+                    accumulate_block<TILE_ROWS, TILE_COLUMNS>(block, num_rows, sums.at(row, tile, TILE_COLUMNS), ahead,
+                                                              share);
+            }
+        }
+    }
+}
