@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hybrid_engine.config import SchedulerConfig
-from hybrid_engine.connectors.base import KVConnector
+from hybrid_engine.connectors.base import KVConnector, KVLoad
 from hybrid_engine.coordinator import Coordinator
 from hybrid_engine.explanation import CacheExplanation, with_external, with_shorter_hit
 from hybrid_engine.groups.base import NEVER
@@ -36,8 +36,8 @@ class Admission:
         self._reserved: Sequence[int] | int = 0
         self._chunk_tokens = min(config.max_num_scheduled_tokens, most_tokens) * (1 + config.async_depth)
 
-    def waits_for_a_junction(self, request: Request, running: Iterable[Request]) -> bool:
-        """Return whether another request is just computing more of this one's prefix than is cached.
+    def waits_for_a_junction(self, request: Request, running: Iterable[Request], loads: Iterable[KVLoad]) -> bool:
+        """Return whether another request is just computing or fetching more of this one's prefix than is cached.
 
         The other one leaves a checkpoint where the two part; this one waits for it, and nobody waits for this one.
         """
@@ -46,10 +46,16 @@ class Admission:
             return False
         if request.junction is not None:
             awaited, position = request.junction
-            if awaited.status is RequestStatus.RUNNING and awaited.num_computed_tokens < position:
+            is_on_its_way = awaited.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_KV)
+            if is_on_its_way and awaited.num_computed_tokens < position:
                 return True
             request.junction = None
         best, leader = 0, None
+        for load in loads:
+            if load.request.status is RequestStatus.WAITING_FOR_KV:
+                junction = coordinator.lookup.tokens_of_load(request, load.request, load.end_tokens)
+                if junction > best:
+                    best, leader = junction, load.request
         for other in running:
             if other.num_computed_tokens < other.num_prompt_tokens:
                 junction = coordinator.lookup.shared_tokens(request, other)

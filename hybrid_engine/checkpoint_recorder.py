@@ -103,16 +103,31 @@ class CheckpointRecorder:
         num_written = sum(position <= request.num_computed_tokens for position, _ in held.captures)
         written, held.captures = held.captures[:num_written], held.captures[num_written:]
         for position, targets in written:
-            made = self._make_checkpoint(request, position, targets)
-            made.kind = self._kind(request, position)
-            made.is_periodic = made.kind is CheckpointKind.PERIODIC
-            checkpoint = self._record(request, made)
-            if checkpoint is not None and self._has_beginning(held, checkpoint):
-                self._pin(held, checkpoint)
-            if made.is_periodic:
-                self._thin_path(request, position)
+            self._keep(request, held, position, targets)
+
+    def keep_loaded(self, request: Request) -> None:
+        """Let others go on from where a load has ended; of states a copy is kept, if somebody waits for them."""
+        held, position = request.held, request.num_computed_tokens
+        assert held is not None
+        if not self._states:
+            self.record_checkpoint(request)
+        elif position in request.checkpoint_positions and all(self._has_room(i, is_end=False) for i in self._states):
+            targets = {i: self.managers[i].pool.take(1)[0] for i in self._states}
             for i, target in targets.items():
-                self.managers[i].pool.release((target,))
+                self._copy(i, held.tables[i][0], target, 1)
+            self._keep(request, held, position, targets)
+
+    def _keep(self, request: Request, held: HeldBlocks, position: int, targets: Mapping[int, Block]) -> None:
+        made = self._make_checkpoint(request, position, targets)
+        made.kind = self._kind(request, position)
+        made.is_periodic = made.kind is CheckpointKind.PERIODIC
+        checkpoint = self._record(request, made)
+        if checkpoint is not None and self._has_beginning(held, checkpoint):
+            self._pin(held, checkpoint)
+        if made.is_periodic:
+            self._thin_path(request, position)
+        for i, target in targets.items():
+            self.managers[i].pool.release((target,))
 
     def _kind(self, request: Request, position: int) -> CheckpointKind:
         """Return what a checkpoint on a request's way is laid for; PERIODIC: for no reason but that the way is long."""

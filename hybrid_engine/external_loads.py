@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from hybrid_engine.connectors.base import KVConnector, KVLoad
@@ -34,6 +35,9 @@ class ExternalLoads:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def __iter__(self) -> Iterator[KVLoad]:
+        return iter(self._running.values())
 
     def requests(self) -> list[Request]:
         """Return those that hold blocks which are being filled, also such as were aborted meanwhile."""
@@ -111,6 +115,7 @@ class ExternalLoads:
         assert held is not None
         request.num_computed_tokens = held.state_position = load.end_tokens
         self._coordinator.cache_blocks(request, load.end_tokens)
+        self._coordinator.recorder.keep_loaded(request)
         self.num_loaded_tokens += load.num_external_tokens
         # The tables have place for more, but nobody has told a runner of them yet: what comes next must go there.
         held.num_slots = 0

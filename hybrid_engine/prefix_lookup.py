@@ -191,6 +191,19 @@ class PrefixLookup:
         num_equal = bisect_left(range(longest), True, key=lambda i: ours[i] != theirs[i])
         return self.align(num_equal * self.match_unit_tokens)
 
+    def tokens_of_load(self, request: Request, other: Request, end_tokens: int) -> int:
+        """Return up to where a request can go on, once a load of another one has brought it to end_tokens.
+
+        Windows and states arrive as they are at the end; of groups that keep everything the beginning is as good.
+        """
+        shared = self.shared_tokens(request, other)
+        # A load may end inside a block, of which there is no hash.
+        rest = slice(shared, end_tokens)
+        is_near = end_tokens <= min(shared + self.alignment_tokens, request.max_hit_tokens)
+        if is_near and request.token_ids[rest] == other.token_ids[rest]:
+            return end_tokens
+        return 0 if self._forgetters else min(shared, end_tokens)
+
     def align(self, num_tokens: int) -> int:
         """Return the last position at or below num_tokens at which blocks of all token groups end."""
         return num_tokens // self.alignment_tokens * self.alignment_tokens

@@ -313,7 +313,7 @@ class Scheduler:
                 # It would have to give way to who has no place yet.
                 break
             # Also when nothing is left to spend: who computes its prefix must learn in time where they part.
-            if self._admission.waits_for_a_junction(request, self.running):
+            if self._admission.waits_for_a_junction(request, self.running, self.loads):
                 num_siblings += 1
                 continue
             if builder.most_new_tokens < 1:

@@ -144,3 +144,64 @@ def test_a_loaded_request_can_be_preempted_before_it_has_run():
     bench.run()
     assert bench.streams["a"] == expected_stream(tokens(70), 30)
     assert bench.streams["b"] == expected_stream(tokens(61, 500), 10)
+
+
+@pytest.mark.parametrize("specs", GROUPS.values(), ids=GROUPS)
+@pytest.mark.parametrize("length", [96, 101])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_requests_for_one_stored_document_wait_for_one_load(specs, length, depth):
+    connector = FakeConnector(length, delay_steps=3)
+    bench = Bench(specs, 60, connector=connector, async_depth=depth)
+    prompts = {f"r{i}": [*tokens(length), *tokens(9, 1000 * (i + 1))] for i in range(4)}
+    requests = [bench.add(prompt, name, max_tokens=3) for name, prompt in prompts.items()]
+    bench.run()
+    assert len(connector.loads) == 1
+    assert [(request.cache.hit, request.cache.external) for request in requests] == [(0, length), *[(length, 0)] * 3]
+    assert {name: bench.streams[name] for name in prompts} == {
+        name: expected_stream(prompt, 3) for name, prompt in prompts.items()
+    }
+
+
+def test_full_attention_goes_on_from_inside_what_another_request_loads():
+    connector = FakeConnector(96, delay_steps=3)
+    bench = Bench([full()], 60, connector=connector)
+    bench.add(tokens(120), "first")
+    second = bench.add([*tokens(64), *tokens(40, 500)], "second")
+    bench.run()
+    assert [load.request.request_id for load in connector.loads] == ["first", "second"]
+    assert (second.cache.hit, second.cache.external) == (64, 32)  # this connector knows any prompt's first 96 tokens
+
+
+@pytest.mark.parametrize(("num_shared", "end"), [(64, 96), (99, 101)], ids=["blocks before", "inside its last block"])
+def test_windows_and_states_do_not_wait_for_a_load_that_ends_elsewhere(num_shared, end):
+    bench = Bench(GROUPS["three kinds"], 60, connector=FakeConnector(end, delay_steps=3))
+    bench.add(tokens(120), "first")
+    second = bench.add([*tokens(num_shared), *tokens(40, 500)], "second")
+    bench.launch()
+    assert (second.status, second.junction) == (RequestStatus.WAITING_FOR_KV, None)
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_who_waits_for_a_load_that_does_not_come_goes_on_alone(is_aborted):
+    connector = FakeConnector(96, fails=0.0 if is_aborted else 1.0, delay_steps=2)
+    bench = Bench([full()], 60, connector=connector)
+    bench.add(tokens(120), "first", max_tokens=3)
+    bench.add(tokens(110), "second", max_tokens=3)
+    bench.launch()
+    if is_aborted:
+        bench.scheduler.abort_request("first")
+    bench.run()
+    assert bench.streams["second"] == expected_stream(tokens(110), 3)
+    assert ("first" in bench.streams) is not is_aborted
+
+
+def test_another_tenant_does_not_wait_for_a_load():
+    connector = FakeConnector(96, delay_steps=2)
+    bench = Bench([full()], 60, connector=connector)
+    bench.add(tokens(120), "first")
+    other = bench.add(tokens(120), "other")
+    other.root_hash = bench.coordinator.hasher.root(cache_salt="another")
+    other.block_hashes.clear()
+    bench.coordinator.hasher.extend(other.block_hashes, other.root_hash, other.token_ids)
+    bench.launch()
+    assert (other.status, other.junction) == (RequestStatus.WAITING_FOR_KV, None)

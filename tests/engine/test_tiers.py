@@ -95,6 +95,18 @@ def test_loads_go_on_while_others_run(model, async_depth, monkeypatch):
     assert [answer for index, answer in enumerate(answers(again)) if index != 1] == cold
 
 
+def test_questions_about_one_stored_document_fetch_it_once(model, tmp_path):
+    questions = [STORY + question for question in ("Who asks?", "Who crosses?", "What is told?")]
+    settings = {"max_num_seqs": 3, "cache_memory_bytes": 4 * small_memory(model)}
+    cold = make_llm(model, **settings).generate(questions, GREEDY)
+    with make_llm(model, disk_cache=tmp_path, **settings) as llm:
+        ask(llm, STORY)
+    with make_llm(model, disk_cache=tmp_path, **settings) as llm:
+        again = llm.generate(questions, GREEDY)
+    assert [(each.cache.hit, each.cache.external) for each in again] == [(0, len(STORY)), *[(len(STORY), 0)] * 2]
+    assert answers(again) == answers(cold)
+
+
 def test_a_new_process_finds_on_disk_what_an_earlier_one_has_left(model, tmp_path):
     with make_llm(model, disk_cache=tmp_path) as llm:
         cold = ask(llm, STORY)
