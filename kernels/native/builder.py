@@ -36,17 +36,19 @@ def build(source: Path) -> Path | None:
     """The shared object of a source, built if it isn't in the cache yet; None when it can't be had, logged once.
 
     A fresh object is loaded in a child process first and its self_test() run there: some virtual machines announce
-    instructions that end a process. If it dies, a more modest target is tried, then None is the answer.
+    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What was built
+    for a modest one is taken from then on.
     """
     compiler = find_compiler()
     if compiler is None:
         _give_up(source, "no C++ compiler was found (CXX, c++, g++, clang++), or this isn't Linux")
         return None
+    folder = _cache_folder()
+    paths = {target: folder / f"{source.parent.name}-{_key(source, compiler, target)}.so" for target in _targets()}
+    if made := next((path for path in paths.values() if path.exists()), None):
+        return made
     problems = []
-    for target in _targets():
-        path = _cache_folder() / f"{source.parent.name}-{_key(source, compiler, target)}.so"
-        if path.exists():
-            return path
+    for target, path in paths.items():
         try:
             _build_and_publish(source, path, compiler, target)
         except (BuildError, OSError, subprocess.TimeoutExpired) as problem:
@@ -85,10 +87,13 @@ def _give_up(source: Path, why: str) -> None:
 
 
 def _targets() -> tuple[str, ...]:
-    """What to try as -march, best first."""
+    """What to try as -march, further flags after it, best first."""
     if chosen := os.environ.get("HYBRID_ENGINE_MARCH"):
         return (chosen,)
-    return ("native", "x86-64-v3") if platform.machine() == "x86_64" else ("native",)
+    if platform.machine() != "x86_64":
+        return ("native",)
+    without_amx = ("native -mno-amx-bf16",) if "amx_bf16" in _machine() else ()
+    return ("native", *without_amx, "x86-64-v3")
 
 
 def _cache_folder() -> Path:
@@ -133,7 +138,7 @@ def _build_and_publish(source: Path, path: Path, compiler: str, target: str) -> 
     """Compile, link, probe, then move into place at once: whoever finds the file finds it whole and proven."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, linked = Path(folder, "made.o"), Path(folder, "linked.so")
-        _run([compiler, *_FLAGS, f"-march={target}", f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
+        _run([compiler, *_FLAGS, *f"-march={target}".split(), f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
         openmp = [openmp_runtime()] if openmp_runtime() else ["-fopenmp"]
         _run([compiler, "-shared", str(made), *openmp, "-o", str(linked)])
         _probe(linked)
