@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,29 +30,34 @@ sys.exit(ctypes.CDLL(sys.argv[1]).self_test())
 
 
 class BuildError(Exception):
-    """The compiler or the probe said no. Never leaves build()."""
+    """The compiler or the self-test said no, and would again. Never leaves build()."""
 
 
 def build(source: Path) -> Path | None:
     """The shared object of a source, built if it isn't in the cache yet; None when it can't be had, logged once.
 
     A fresh object is loaded in a child process first and its self_test() run there: some virtual machines announce
-    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What was built
-    for a modest one is taken from then on.
+    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What a compiler
+    or a self-test refused is not tried again, what only took too long is.
     """
     compiler = find_compiler()
     if compiler is None:
         _give_up(source, "no C++ compiler was found (CXX, c++, g++, clang++), or this isn't Linux")
         return None
-    folder = _cache_folder()
-    paths = {target: folder / f"{source.parent.name}-{_key(source, compiler, target)}.so" for target in _targets()}
-    if made := next((path for path in paths.values() if path.exists()), None):
-        return made
     problems = []
-    for target, path in paths.items():
+    for target in _targets():
+        path = _cache_folder() / f"{source.parent.name}-{_key(source, compiler, target)}.so"
+        if path.exists():
+            return path
+        refusal = path.with_suffix(".refused")
         try:
+            if refusal.exists():
+                raise BuildError(refusal.read_text())
             _build_and_publish(source, path, compiler, target)
-        except (BuildError, OSError, subprocess.TimeoutExpired) as problem:
+        except BuildError as problem:
+            refusal.write_text(str(problem))
+            problems.append(f"{target}: {problem}")
+        except (OSError, subprocess.TimeoutExpired) as problem:
             problems.append(f"{target}: {problem}")
         else:
             return path
@@ -154,5 +160,7 @@ def _run(command: list[str]) -> None:
 def _probe(library: Path) -> None:
     command = [sys.executable, "-c", _PROBE, str(library), openmp_runtime()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+    if done.returncode == -signal.SIGKILL:
+        raise OSError("the built library's self-test was killed: there may be too little memory just now")
     if done.returncode:
         raise BuildError(f"the built library's self-test ended with {done.returncode} {done.stderr.strip()[-500:]}")

@@ -78,11 +78,29 @@ def test_a_target_that_dies_gives_way_to_a_modest_one(source, monkeypatch):
 
 
 @needs_compiler
-def test_what_a_modest_target_gave_is_not_tried_for_again(source, monkeypatch):
+def test_a_target_that_was_refused_is_not_tried_again(source, monkeypatch):
     monkeypatch.setattr(builder, "_targets", lambda: ("no-such-processor", "native"))
     path = build(source(GOOD))
     monkeypatch.setattr(builder, "_build_and_publish", lambda *_: pytest.fail("compiled again"))
     assert build(source(GOOD)) == path
+
+
+@needs_compiler
+def test_a_refusal_is_told_again(source, caplog):
+    assert build(source(BAD_ANSWER)) is None
+    caplog.clear()
+    assert build(source(BAD_ANSWER)) is None
+    assert "self-test ended with 3" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.parametrize("limit", ["_BUILD_SECONDS", "_PROBE_SECONDS"])
+def test_a_target_that_only_took_too_long_is_tried_again(source, monkeypatch, limit):
+    monkeypatch.setattr(builder, "_targets", lambda: ("native",))
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, limit, 1e-3)
+        assert build(source(GOOD)) is None
+    assert build(source(GOOD)) is not None
 
 
 @needs_compiler
