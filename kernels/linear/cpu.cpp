@@ -94,7 +94,7 @@ void linear_int8(const void* x, int64_t x_stride, int32_t is_x_bf16, int32_t pla
 
 // 0 when small products come out right.
 int self_test() {
-    const int64_t N = 80, K = 34, M = 7;
+    const int64_t N = 80, K = 34, M = 19;
     bf16 weight[N * K], x[M * K], packed[N * K];
     auto value = [](int64_t i) { return bf16{(uint16_t)(0x3f80 + i % 7 * 8)}; };
     for (int64_t i = 0; i < N * K; i++) weight[i] = value(i);

@@ -1,5 +1,6 @@
 // Linear layers of bfloat16 or float.
 #pragma once
+#include "amx.h"
 #include "stretches.h"
 
 template <class Out>
@@ -36,6 +37,10 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Ou
                            layout.steps()};
         Sink<Out> sink{out + row * layout.num_outputs + panel * PANEL, layout.num_outputs,
                        bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
+#if defined(HAS_AMX)
+        if constexpr (std::is_same_v<T, bf16>)
+            if (may_use_amx()) return multiply_by_amx(product, rows, layout.tiles_of(panel), sink);
+#endif
         if (goes_in_stretches(rows))
             multiply_stretches(product, rows, layout.tiles_of(panel), sink);
         else

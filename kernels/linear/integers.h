@@ -6,7 +6,7 @@
 #pragma once
 #include <memory>
 
-#include "bytes.h"
+#include "amx.h"
 #include "stretches.h"
 
 constexpr float SMALLEST = 0x1p-100f;  // nearer to zero is as good as zero: its inverse would be no float
@@ -98,6 +98,24 @@ void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t
         }
 }
 
+#if defined(HAS_AMX)
+template <int PLANES, class Out>
+void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+    constexpr int ROWS = AMX_ROWS / PLANES;
+    AmxRegisters registers;
+    for (int64_t first = 0; first < num_rows; first += ROWS, p.x += AMX_ROWS * p.row_stride) {
+        Line<int8_t>::Sum sums[AMX_ROWS * PANEL_TILES] = {};
+        int rows = (int)std::min<int64_t>(ROWS, num_rows - first);
+        accumulate_by_amx(p, rows * PLANES, num_tiles, sums, registers);
+        for (int m = 0; m < rows; m++)
+            for (int64_t n = 0; n < num_tiles; n++) {
+                const auto *high = sums + m * PLANES * num_tiles + n, *low = high + (PLANES - 1) * num_tiles;
+                sink.finish(first + m, n, join<PLANES>(*high, *low, sink.corrections + n * LANES));
+            }
+    }
+}
+#endif
+
 template <int PLANES, int M, class Out>
 void multiply_byte_rows(const Product<int8_t>& p, int64_t row, int num_rows, int64_t num_tiles,
                         IntegerSink<Out>& sink) {
@@ -127,6 +145,9 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
         IntegerSink<Out> sink{out + first * layout.num_outputs + panel * PANEL, layout.num_outputs,
                               row_scales.get() + first, scales + panel * PANEL, corrections + panel * PANEL,
                               bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
+#if defined(HAS_AMX)
+        if (may_use_amx()) return multiply_bytes_by_amx<PLANES>(product, rows, layout.tiles_of(panel), sink);
+#endif
         if (goes_in_stretches(rows * PLANES))
             return multiply_byte_stretches<PLANES>(product, rows, layout.tiles_of(panel), sink);
         // Blocks of nearly equal height, as in multiply().

@@ -5,7 +5,8 @@
     native.rms_norm_float(x.data_ptr(), ..., num_threads())
 
 Each op's `cpu.cpp` becomes one shared object that knows nothing of torch. HYBRID_ENGINE_NATIVE=0 in the environment
-turns all of them off; HYBRID_ENGINE_MARCH names another target than "native" to the compiler.
+turns all of them off; HYBRID_ENGINE_MARCH names another target than "native" to the compiler, and may bring flags
+("native -mno-amx-bf16").
 """
 
 from __future__ import annotations

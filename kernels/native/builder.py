@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,14 +30,15 @@ sys.exit(ctypes.CDLL(sys.argv[1]).self_test())
 
 
 class BuildError(Exception):
-    """The compiler or the probe said no. Never leaves build()."""
+    """The compiler or the self-test said no, and would again. Never leaves build()."""
 
 
 def build(source: Path) -> Path | None:
     """The shared object of a source, built if it isn't in the cache yet; None when it can't be had, logged once.
 
     A fresh object is loaded in a child process first and its self_test() run there: some virtual machines announce
-    instructions that end a process. If it dies, a more modest target is tried, then None is the answer.
+    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What a compiler
+    or a self-test refused is not tried again, what only took too long is.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -47,9 +49,15 @@ def build(source: Path) -> Path | None:
         path = _cache_folder() / f"{source.parent.name}-{_key(source, compiler, target)}.so"
         if path.exists():
             return path
+        refusal = path.with_suffix(".refused")
         try:
+            if refusal.exists():
+                raise BuildError(refusal.read_text())
             _build_and_publish(source, path, compiler, target)
-        except (BuildError, OSError, subprocess.TimeoutExpired) as problem:
+        except BuildError as problem:
+            refusal.write_text(str(problem))
+            problems.append(f"{target}: {problem}")
+        except (OSError, subprocess.TimeoutExpired) as problem:
             problems.append(f"{target}: {problem}")
         else:
             return path
@@ -85,10 +93,13 @@ def _give_up(source: Path, why: str) -> None:
 
 
 def _targets() -> tuple[str, ...]:
-    """What to try as -march, best first."""
+    """What to try as -march, further flags after it, best first."""
     if chosen := os.environ.get("HYBRID_ENGINE_MARCH"):
         return (chosen,)
-    return ("native", "x86-64-v3") if platform.machine() == "x86_64" else ("native",)
+    if platform.machine() != "x86_64":
+        return ("native",)
+    without_amx = ("native -mno-amx-bf16",) if "amx_bf16" in _machine() else ()
+    return ("native", *without_amx, "x86-64-v3")
 
 
 def _cache_folder() -> Path:
@@ -133,7 +144,7 @@ def _build_and_publish(source: Path, path: Path, compiler: str, target: str) -> 
     """Compile, link, probe, then move into place at once: whoever finds the file finds it whole and proven."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, linked = Path(folder, "made.o"), Path(folder, "linked.so")
-        _run([compiler, *_FLAGS, f"-march={target}", f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
+        _run([compiler, *_FLAGS, *f"-march={target}".split(), f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
         openmp = [openmp_runtime()] if openmp_runtime() else ["-fopenmp"]
         _run([compiler, "-shared", str(made), *openmp, "-o", str(linked)])
         _probe(linked)
@@ -149,5 +160,7 @@ def _run(command: list[str]) -> None:
 def _probe(library: Path) -> None:
     command = [sys.executable, "-c", _PROBE, str(library), openmp_runtime()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
+    if done.returncode == -signal.SIGKILL:
+        raise OSError("the built library's self-test was killed: there may be too little memory just now")
     if done.returncode:
         raise BuildError(f"the built library's self-test ended with {done.returncode} {done.stderr.strip()[-500:]}")

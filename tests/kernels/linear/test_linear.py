@@ -92,6 +92,21 @@ def test_a_token_is_the_same_bits_in_any_company(dtype, num_inputs, path):
         assert torch.equal(together, apart)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5, 49])
+def test_the_number_of_threads_changes_no_bit(dtype, num_tokens, path):
+    if path != "native":
+        pytest.skip("torch's product may depend on it")
+    x_TK, weight_NK = make(num_tokens, 500, 300, dtype)
+    packed, before = PackedLinear.pack(weight_NK), torch.get_num_threads()
+    outs = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        outs.append(linear(x_TK, packed))
+    torch.set_num_threads(before)
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
 def test_a_packed_weight_takes_no_more_memory_than_the_plain_one(dtype):
     assert PackedLinear.pack(torch.zeros(256, 64, dtype=dtype)).num_bytes == 256 * 64 * dtype.itemsize
 

@@ -77,6 +77,52 @@ def test_a_target_that_dies_gives_way_to_a_modest_one(source, monkeypatch):
     assert build(source(GOOD)) is not None
 
 
+@needs_compiler
+def test_a_target_that_was_refused_is_not_tried_again(source, monkeypatch):
+    monkeypatch.setattr(builder, "_targets", lambda: ("no-such-processor", "native"))
+    path = build(source(GOOD))
+    monkeypatch.setattr(builder, "_build_and_publish", lambda *_: pytest.fail("compiled again"))
+    assert build(source(GOOD)) == path
+
+
+@needs_compiler
+def test_a_refusal_is_told_again(source, caplog):
+    assert build(source(BAD_ANSWER)) is None
+    caplog.clear()
+    assert build(source(BAD_ANSWER)) is None
+    assert "self-test ended with 3" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.parametrize("limit", ["_BUILD_SECONDS", "_PROBE_SECONDS"])
+def test_a_target_that_only_took_too_long_is_tried_again(source, monkeypatch, limit):
+    monkeypatch.setattr(builder, "_targets", lambda: ("native",))
+    with monkeypatch.context() as patch:
+        patch.setattr(builder, limit, 1e-3)
+        assert build(source(GOOD)) is None
+    assert build(source(GOOD)) is not None
+
+
+@needs_compiler
+def test_a_target_may_bring_flags(source, monkeypatch):
+    monkeypatch.setenv("HYBRID_ENGINE_MARCH", "native -DANSWER=0")
+    path = build(source('extern "C" int self_test() { return ANSWER; }\n'))
+    monkeypatch.setenv("HYBRID_ENGINE_MARCH", "native -DANSWER=-0")
+    assert path is not None
+    assert build(source('extern "C" int self_test() { return ANSWER; }\n')) not in (None, path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "targets"),
+    [("avx512f", ("native", "x86-64-v3")), ("amx_tile amx_bf16", ("native", "native -mno-amx-bf16", "x86-64-v3"))],
+)
+def test_a_processor_that_announces_amx_may_do_without(monkeypatch, flags, targets):
+    monkeypatch.delenv("HYBRID_ENGINE_MARCH", raising=False)
+    monkeypatch.setattr(builder.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(builder, "_machine", lambda: f"flags : {flags}")
+    assert builder._targets() == targets
+
+
 def test_without_a_compiler_the_reason_is_logged(source, monkeypatch, caplog):
     monkeypatch.setattr(builder, "find_compiler", lambda: None)
     with caplog.at_level(logging.WARNING):
@@ -128,6 +174,24 @@ linear(torch.zeros(64, 1024).bfloat16(), packed)
 print(count() - before)
 """
     assert run_python(code) == "0"
+
+
+@needs_compiler
+def test_few_products_wake_no_thread():
+    code = """
+import os
+import torch
+from hybrid_engine.kernels.linear import PackedLinear, linear
+small, large = (PackedLinear.pack(torch.zeros(size, size)) for size in (512, 1024))
+torch.set_num_threads(4)
+count = lambda: len(os.listdir("/proc/self/task"))
+before = count()
+linear(torch.zeros(1, 512), small)
+between = count()
+linear(torch.zeros(1, 1024), large)
+print(between - before, count() - between)
+"""
+    assert run_python(code, OMP_NUM_THREADS="1") == "0 3"
 
 
 @needs_compiler
