@@ -148,7 +148,7 @@ class ExactCases:
 
     def _play(self, rng: random.Random) -> list[list[int]]:
         """One engine: prompts in company, some again, some with more behind their answers. Returns all texts."""
-        draft_slots = rng.choice([0, 0, NUM_DRAFTS])
+        draft_slots = rng.choice([0, NUM_DRAFTS])
         engine = self._make_engine(rng, draft_slots)
         self.counts["engines"] += 1
         prompts = [self._draw_prompt(rng) for _ in range(rng.randint(*self.company))]
