@@ -98,6 +98,17 @@ def connect(url: str, api_key: str | None) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{base}/v1", api_key=api_key or "none", max_retries=0)
 
 
+def server_options(sampling: SamplingParams) -> dict[str, Any]:
+    """Return what a request tells a server of how to sample; what OpenAI doesn't know is its extra body."""
+    options: dict[str, Any] = {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p")}
+    if sampling.seed is not None:
+        options["seed"] = sampling.seed
+    extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
+    if (structured := sampling.structured_outputs) is not None:
+        extra["structured_outputs"] = {structured.constraint: getattr(structured, structured.constraint)}
+    return options | {"extra_body": extra}
+
+
 def _facts(usage: Any) -> str:
     details = usage.prompt_tokens_details
     cached = (details.cached_tokens or 0) if details is not None else 0

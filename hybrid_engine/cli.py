@@ -153,6 +153,7 @@ def chat(
     regex: Regex = None,
     dtype: Dtype = "auto",
     quantization: Quantization = None,
+    exact: Exact = False,
     max_model_len: MaxModelLen = None,
     memory: Memory = None,
     device: Device = "cpu",
@@ -185,6 +186,7 @@ def chat(
         chat_template=chat_template,
         dtype=dtype,
         quantization=quantization,
+        exact=exact,
         max_model_len=max_model_len,
         cache_memory_bytes=memory,
         device=device,
@@ -300,20 +302,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _server_partner(context: typer.Context, url: str, api_key: str | None, sampling: SamplingParams) -> Partner:
     """Return the server to talk with. Raises ConfigError when options of a model in this process are given too."""
-    from hybrid_engine.chat import ServerPartner, connect
+    from hybrid_engine.chat import ServerPartner, connect, server_options
 
     given = {name for name in context.params if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
     wrong = sorted(given - FOR_A_SERVER)
     if wrong:
         raise ConfigError(f"--{wrong[0].replace('_', '-')} is for a model that is loaded here: leave it out with --url")
     model = context.params["model"] if "model" in given else None
-    options: dict[str, Any] = {name: getattr(sampling, name) for name in ("max_tokens", "temperature", "top_p")}
-    if sampling.seed is not None:
-        options["seed"] = sampling.seed
-    extra: dict[str, Any] = {"top_k": sampling.top_k} if sampling.top_k else {}
-    if (structured := sampling.structured_outputs) is not None:
-        extra["structured_outputs"] = {structured.constraint: getattr(structured, structured.constraint)}
-    return ServerPartner(connect(url, api_key), model=model, options=options | {"extra_body": extra})
+    return ServerPartner(connect(url, api_key), model=model, options=server_options(sampling))
 
 
 def _resolve(model: str) -> str | Path:

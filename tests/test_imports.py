@@ -222,6 +222,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kernels",
         "message_boundaries",
         "models",
+        "options",
         "runner",
         "tokenizer",
         "weights",

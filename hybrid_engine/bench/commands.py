@@ -19,6 +19,7 @@ from hybrid_engine.bench import report
 from hybrid_engine.bench.prefix_command import add_prefix
 from hybrid_engine.bench.report import Report
 from hybrid_engine.bench.serving import command as serving
+from hybrid_engine.options import Quantization
 
 app = typer.Typer(help="Measure what anybody can measure again.", no_args_is_help=True, add_completion=False)
 app.command()(serving.serve)
@@ -72,6 +73,7 @@ def engine(
     model: ModelOption = None,
     rounds: RoundsOption = 3,
     threads: ThreadsOption = None,
+    quantization: Quantization = None,
     peers: PeerOption = True,
     llama_cpp: Annotated[
         Path | None,
@@ -83,11 +85,15 @@ def engine(
     """Steps beside their floors; whole-engine speed beside others on real weights: one request, and eight at once."""
     from hybrid_engine.bench import engine as bench
 
-    _show(
-        bench.run(model=model, num_rounds=rounds, num_threads=threads, with_peers=peers, llama_cpp_file=llama_cpp),
-        json,
-        markdown,
+    runs = bench.run(
+        model=model,
+        num_rounds=rounds,
+        num_threads=threads,
+        quantization=quantization,
+        with_peers=peers,
+        llama_cpp_file=llama_cpp,
     )
+    _show(runs, json, markdown)
 
 
 @app.command()

@@ -39,34 +39,38 @@ def run(
     model: Path | None = None,
     num_rounds: int = 3,
     num_threads: int | None = None,
+    quantization: str | None = None,
     with_peers: bool = True,
     llama_cpp_file: Path | None = None,
 ) -> Iterator[Report]:
     """Time steps beside their floors, then compare the engines with one request, and with eight at once.
 
     model: a GGUF file; None: the one that the demo extra brings. num_threads: None: as torch has it.
-    with_peers: transformers too. llama_cpp_file: llama.cpp too, on this GGUF file of the same model.
-    Raises CheckpointError when a model isn't there, ConfigError when llama.cpp isn't installed.
+    quantization: of this engine's weights. with_peers: transformers too, in bfloat16 always.
+    llama_cpp_file: llama.cpp too, on this GGUF file of the same model.
+    Raises CheckpointError when a model isn't there, ConfigError when llama.cpp isn't: before any timing.
     """
     gguf_file = model or demo_checkpoint()
     num_threads = num_threads or torch.get_num_threads()
-    yield from steps.run(model=gguf_file, num_threads=num_threads)
-    ours = HybridEngine(gguf_file, num_threads=num_threads)
-    notes = [f"{PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens each, bfloat16, {num_threads} threads"]
+    llama_cpp = None if llama_cpp_file is None else _load_llama_cpp(llama_cpp_file, num_threads)
+    yield from steps.run(model=gguf_file, num_rounds=num_rounds, num_threads=num_threads, quantization=quantization)
+    ours = HybridEngine(gguf_file, num_threads=num_threads, quantization=quantization)
+    notes = [f"{PROMPT_TOKENS} prompt and {NEW_TOKENS} new tokens each; {steps.setting(quantization, num_threads)}"]
     generate, continuous = _load_transformers(gguf_file, notes) if with_peers else (None, None)
-    llama_cpp = None
-    if llama_cpp_file is not None:
-        num_tokens = PROMPT_TOKENS + NEW_TOKENS
-        llama_cpp = LlamaCpp(
-            llama_cpp_file, num_threads=num_threads, num_requests=NUM_CONCURRENT, num_tokens=num_tokens
-        )
+    if llama_cpp_file is not None and llama_cpp is not None:
         notes.append(f"llama.cpp: {llama_cpp_file.name}, {llama_cpp.facts}")
     for num_prompts in (1, NUM_CONCURRENT):
         # Continuous batching of a single request is no case that anybody runs.
         others = [generate, continuous if num_prompts > 1 else None, llama_cpp]
         speeds = measure([ours, *(peer for peer in others if peer is not None)], num_prompts, num_rounds)
         title = f"Engine speed, {num_prompts} request{'s' if num_prompts > 1 else ''} at once"
-        yield Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, num_prompts)), tuple(notes))
+        goals = goals_of(num_prompts, quantization)
+        yield Report(title, (*_speed_figures(speeds), *_ratio_figures(speeds, goals)), tuple(notes))
+
+
+def goals_of(num_prompts: int, quantization: str | None) -> dict[str, float]:
+    """Return how many times as fast as each peer this engine should be; beside transformers only in the same bits."""
+    return {name: goals[num_prompts] for name, goals in GOALS.items() if quantization is None or name == LlamaCpp.name}
 
 
 def measure(peers: Sequence[Peer], num_prompts: int, num_rounds: int) -> dict[str, list[float]]:
@@ -99,7 +103,7 @@ def _speed_figures(speeds: dict[str, list[float]]) -> list[Figure]:
     return [Figure(name, "new tokens/s", tuple(values)) for name, values in speeds.items()]
 
 
-def _ratio_figures(speeds: Mapping[str, Sequence[float]], num_prompts: int) -> list[Figure]:
+def _ratio_figures(speeds: Mapping[str, Sequence[float]], goals: Mapping[str, float]) -> list[Figure]:
     """Of each round: a busy moment hits all engines of it alike."""
     ours, *others = speeds.items()
     return [
@@ -107,10 +111,15 @@ def _ratio_figures(speeds: Mapping[str, Sequence[float]], num_prompts: int) -> l
             f"ratio to {name}",
             "x",
             tuple(mine / other for mine, other in zip(ours[1], theirs, strict=True)),
-            at_least=GOALS.get(name, {}).get(num_prompts),
+            at_least=goals.get(name),
         )
         for name, theirs in others
     ]
+
+
+def _load_llama_cpp(gguf_file: Path, num_threads: int) -> LlamaCpp:
+    num_tokens = PROMPT_TOKENS + NEW_TOKENS
+    return LlamaCpp(gguf_file, num_threads=num_threads, num_requests=NUM_CONCURRENT, num_tokens=num_tokens)
 
 
 def _load_transformers(gguf_file: Path, notes: list[str]) -> tuple[Peer | None, Peer | None]:

@@ -29,6 +29,8 @@ class LlamaCpp:
 
         Raises ConfigError when llama_cpp can't be imported, CheckpointError when it can't load the file.
         """
+        if not gguf_file.is_file():
+            raise CheckpointError(f"llama.cpp's model is {gguf_file}, which is no file: give a GGUF file")
         try:
             import llama_cpp
         except (ImportError, OSError, RuntimeError) as error:  # its library may be missing, or not load

@@ -28,8 +28,8 @@ class HybridEngine:
 
     name = "hybrid-engine"
 
-    def __init__(self, model: Path, *, num_threads: int) -> None:
-        self._llm = LLM(model, dtype="bfloat16", num_threads=num_threads)
+    def __init__(self, model: Path, *, num_threads: int, quantization: str | None = None) -> None:
+        self._llm = LLM(model, dtype="bfloat16", quantization=quantization, num_threads=num_threads)
 
     def generate(self, prompts: list[TokenIds], num_new_tokens: int) -> list[TokenIds]:
         self._llm.reset_prefix_cache()

@@ -33,26 +33,36 @@ def run(
     model: Path | None = None,
     num_rounds: int = 5,
     num_threads: int | None = None,
+    quantization: str | None = None,
     prompt_tokens: int = PROMPT_TOKENS,
     prefill_tokens: int = PREFILL_TOKENS,
 ) -> Iterator[Report]:
     """Time whole engine steps (scheduling and sampling included) and their floors in turns.
 
     model: a checkpoint; None: the one that the demo extra brings. Raises CheckpointError when that isn't installed.
+    quantization: of the weights; floors are then those of the bytes held, and goals, set for bfloat16, are left out.
     """
     num_threads = num_threads or torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    bench = StepBench(model or demo_checkpoint(), num_threads)
+    bench = StepBench(model or demo_checkpoint(), num_threads, quantization)
     bench.decode(1, prompt_tokens)  # what is built on first use
-    yield _decoding(bench, num_rounds, num_threads, prompt_tokens)
-    yield _prefill(bench, num_rounds, num_threads, prefill_tokens)
+    yield _decoding(bench, num_rounds, prompt_tokens)
+    yield _prefill(bench, num_rounds, prefill_tokens)
 
 
 class StepBench:
     """An engine on real weights, and the times of its steps and of their floors."""
 
-    def __init__(self, model: Path, num_threads: int) -> None:
-        config = make_config(model, dtype="bfloat16", num_threads=num_threads, max_num_batched_tokens=8192)
+    def __init__(self, model: Path, num_threads: int, quantization: str | None = None) -> None:
+        config = make_config(
+            model,
+            dtype="bfloat16",
+            quantization=quantization,
+            num_threads=num_threads,
+            max_num_batched_tokens=8192,
+        )
+        self.has_goals = quantization is None
+        self.setting = setting(quantization, num_threads)
         self._engine, _ = start_engine(config)
         runner = self._engine.runner
         assert isinstance(runner, ModelRunner), runner
@@ -95,9 +105,15 @@ class StepBench:
     def linear_layers(self, num_tokens: int) -> float:
         """Return the seconds that all linear layers take by themselves, the head for one token.
 
-        Each by the engine's kernel or by torch's, whichever is faster.
+        Each by the engine's kernel or by torch's on the weight in bfloat16, whichever is faster.
         """
         return sum(_fastest(packed, 1 if packed is self.weights[0] else num_tokens) for packed in self.weights)
+
+
+def setting(quantization: str | None, num_threads: int) -> str:
+    """Return in what an engine computes, for notes."""
+    weights = "" if quantization is None else f", weights in {quantization}"
+    return f"bfloat16{weights}, {num_threads} threads"
 
 
 def packed_weights(model: nn.Module) -> list[PackedLinear]:
@@ -118,7 +134,7 @@ def _fastest(packed: PackedLinear, num_tokens: int) -> float:
     return min(seconds)
 
 
-def _decoding(bench: StepBench, num_rounds: int, num_threads: int, prompt_tokens: int) -> Report:
+def _decoding(bench: StepBench, num_rounds: int, prompt_tokens: int) -> Report:
     rounds = [
         (bench.read(), {size: bench.decode(size, prompt_tokens) for size in DECODE_GOALS}, bench.read())
         for _ in range(num_rounds)
@@ -131,15 +147,15 @@ def _decoding(bench: StepBench, num_rounds: int, num_threads: int, prompt_tokens
         steps = [steps[size] for _, steps, _ in rounds]
         figures.append(Figure(f"decode step, batch {size}", "ms", tuple(step * 1e3 for step in steps)))
         ratios = tuple(step / read for step, read in zip(steps, reads, strict=True))
-        figures.append(Figure("  by the time of reading", "x", ratios, at_most=goal))
+        figures.append(Figure("  by the time of reading", "x", ratios, at_most=goal if bench.has_goals else None))
     notes = (
-        f"bfloat16, {num_threads} threads, prompts of {prompt_tokens} tokens; scheduling and sampling count",
+        f"{bench.setting}, prompts of {prompt_tokens} tokens; scheduling and sampling count",
         f"a step: the median of {DECODE_STEPS - 1}; reading: the sum of as many bytes, before and behind the steps",
     )
     return Report("Decode steps beside reading the weights", tuple(figures), notes)
 
 
-def _prefill(bench: StepBench, num_rounds: int, num_threads: int, num_tokens: int) -> Report:
+def _prefill(bench: StepBench, num_rounds: int, num_tokens: int) -> Report:
     rounds = [(bench.prefill(num_tokens), bench.linear_layers(num_tokens)) for _ in range(num_rounds)]
     flops = 2 * sum(p.num_inputs * p.num_outputs * num_tokens for p in bench.weights[1:])
     flops += 2 * bench.weights[0].num_inputs * bench.weights[0].num_outputs
@@ -150,11 +166,11 @@ def _prefill(bench: StepBench, num_rounds: int, num_threads: int, num_tokens: in
             "  share of their rate",
             "x",
             tuple(layers / whole for whole, layers in rounds),
-            at_least=LEAST_PREFILL_SHARE,
+            at_least=LEAST_PREFILL_SHARE if bench.has_goals else None,
         ),
     )
     notes = (
-        f"bfloat16, {num_threads} threads; FLOP of linear layers only, the head's for the last token only",
-        "alone: each layer by the engine's kernel or by torch's, whichever is faster",
+        f"{bench.setting}; FLOP of linear layers only, the head's for the last token only",
+        "alone: each layer by the engine's kernel or by torch's in bfloat16, whichever is faster",
     )
     return Report("Prefill beside its linear layers", figures, notes)

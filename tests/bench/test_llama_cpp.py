@@ -7,10 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from hybrid_engine.bench import engine
 from hybrid_engine.bench.llama_cpp import LlamaCpp
 from hybrid_engine.errors import CheckpointError, ConfigError
 
 VOCAB_SIZE = 50
+FILE = Path(__file__)
+"""Stands for a GGUF file: the module here reads none."""
 
 
 class FakeBatch(SimpleNamespace):
@@ -74,7 +77,7 @@ def api(monkeypatch):
 
 
 def make_peer(**sizes: int) -> LlamaCpp:
-    return LlamaCpp(Path("model.gguf"), **{"num_threads": 2, "num_requests": 3, "num_tokens": 300} | sizes)
+    return LlamaCpp(FILE, **{"num_threads": 2, "num_requests": 3, "num_tokens": 300} | sizes)
 
 
 def test_prompts_of_any_lengths_are_answered_at_once(api):
@@ -107,5 +110,21 @@ def test_without_the_module_the_message_says_what_to_install(monkeypatch):
 
 def test_a_file_that_it_cannot_load_is_named(api):
     api.llama_model_load_from_file = lambda path, params: None
-    with pytest.raises(CheckpointError, match=r"model\.gguf"):
+    with pytest.raises(CheckpointError, match=rf"can't load .*{FILE.name}"):
         make_peer()
+
+
+def test_a_file_that_is_not_there_and_a_module_that_is_not_installed_are_told_before_anything_is_timed(
+    tmp_path, monkeypatch, api
+):
+    monkeypatch.setattr(engine.steps, "run", pytest.fail)
+    with pytest.raises(CheckpointError, match=r"absent\.gguf, which is no file"):
+        next(engine.run(model=FILE, llama_cpp_file=tmp_path / "absent.gguf"))
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(ConfigError, match="pip install llama-cpp-python"):
+        next(engine.run(model=FILE, llama_cpp_file=FILE))
+
+
+def test_in_fewer_bits_only_llama_cpp_is_a_goal_for_its_file_may_have_as_few():
+    assert engine.goals_of(1, None) == {"transformers generate": 2.0, "llama.cpp": 1.0}
+    assert engine.goals_of(1, "int8") == {"llama.cpp": 1.0}

@@ -1,9 +1,9 @@
-"""`bench engine` and `bench kernels`: what is timed is what the figures say; times themselves are no test's matter."""
+"""`bench engine`, `weights` and `kernels`: what is timed is what the figures say; times are no test's matter."""
 
 import torch
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.bench import scans, steps
+from hybrid_engine.bench import scans, steps, weights
 from hybrid_engine.kernels.ssm import reference
 
 
@@ -25,6 +25,32 @@ def test_steps_and_prefill_are_reported_with_their_goals():
     assert share.at_least == steps.LEAST_PREFILL_SHARE
     rates = [figure.values[0] for figure in prefill.figures[:2]]
     torch.testing.assert_close(share.values[0], rates[0] / rates[1])
+
+
+def test_weights_in_8_bits_have_the_floor_of_the_bytes_held_and_no_goals():
+    model = tiny_hybrid.find_model(tiny_hybrid.NAME)
+    plain, int8 = (steps.StepBench(model, 1, quantization) for quantization in (None, "int8"))
+    assert int8.weight_bytes == sum(packed.num_bytes for packed in int8.weights)
+    assert 0.5 < int8.weight_bytes / plain.weight_bytes < 0.65  # scales and corrections, of rows that are short
+    reports = steps.run(
+        model=model, num_rounds=1, num_threads=1, quantization="int8", prompt_tokens=20, prefill_tokens=40
+    )
+    decoding, prefill = reports
+    assert all(figure.at_most is None is figure.at_least for figure in (*decoding.figures, *prefill.figures))
+    assert all("bfloat16, weights in int8, 1 threads" in report.notes[0] for report in (decoding, prefill))
+
+
+def test_each_kind_of_weights_that_a_cpu_has_is_timed_and_scored(monkeypatch):
+    monkeypatch.setattr(weights, "HEAD", (512, 64))
+    monkeypatch.setattr(weights, "SHAPES", {"qkv": (64, 64)})
+    model = tiny_hybrid.find_model(tiny_hybrid.NAME)
+    speeds, perplexities = weights.run(model=model, num_rounds=1, num_threads=1, num_windows=1)
+    named = [figure.name for figure in perplexities.figures[::2]]
+    assert [name.partition(",")[0] for name in named] == ["bfloat16", "int8", "w8a8"]
+    ratios = [figure.values[0] for figure in perplexities.figures[1::2]]
+    assert ratios[0] == 1
+    assert all(0.9 < ratio < 1.1 for ratio in ratios), ratios
+    assert len(speeds.figures) == 3 * (1 + 2 * len(weights.BATCHES))
 
 
 def test_a_prefill_ends_with_its_first_token_and_decoding_is_timed_behind_it():

@@ -8,6 +8,7 @@ import pytest
 from hybrid_engine import __version__
 from hybrid_engine.cli import main
 from hybrid_engine.errors import EngineDeadError
+from hybrid_engine.kernels import native
 from hybrid_engine.llm import LLM
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -132,6 +133,15 @@ def test_the_callers_mistakes_are_one_line_and_exit_code_2(run, tiny_gemma3, arg
     assert code == 2
     assert err.startswith(message)
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "eval", "serve"])
+def test_each_command_that_computes_can_ask_for_the_same_bits(run, tiny_gemma3, monkeypatch, command):
+    monkeypatch.setattr(native, "prepare", lambda: {"attention": False})  # where exact engines refuse to start
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
+    code, _, err = run(command, tiny_gemma3, "--exact", "--memory", "1MiB")
+    assert code == 2
+    assert "attention would run on torch alone" in err
 
 
 def test_a_prompt_is_asked_for_when_there_is_none(run, tiny_gemma3, monkeypatch):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hybrid_engine.connectors.setup import open_connector
 from hybrid_engine.coordinator import Coordinator
+from hybrid_engine.drafting import Drafter
 from hybrid_engine.engine import Engine
 from hybrid_engine.groups.layout import split_memory
 from hybrid_engine.groups.spec import ENDLESS
@@ -27,6 +28,7 @@ from hybrid_engine.runner.batch import PackedBatch
 from hybrid_engine.runner.model_runner import ModelRunner
 from hybrid_engine.sampling_params import SamplingParams
 from hybrid_engine.scheduler import Scheduler
+from hybrid_engine.speculation.ngram import NgramDrafter
 from hybrid_engine.startup import EnginePlan, make_config, plan_engine
 
 BUDGETS = (1, 3, 7, 16, 33, 64, 100, 2048)
@@ -146,7 +148,7 @@ class ExactCases:
 
     def _play(self, rng: random.Random) -> list[list[int]]:
         """One engine: prompts in company, some again, some with more behind their answers. Returns all texts."""
-        draft_slots = rng.choice([0, 0, NUM_DRAFTS])
+        draft_slots = rng.choice([0, NUM_DRAFTS])
         engine = self._make_engine(rng, draft_slots)
         self.counts["engines"] += 1
         prompts = [self._draw_prompt(rng) for _ in range(rng.randint(*self.company))]
@@ -157,6 +159,7 @@ class ExactCases:
             if texts and rng.random() < 0.5:
                 prompts.append([*texts[rng.randrange(len(texts))][: max(self.lengths)], 5, 6])  # a next turn
         self.counts["drafts computed"] += engine.scheduler.drafting.num_drafts
+        self.counts["drafts accepted"] += engine.scheduler.drafting.num_accepted
         return texts
 
     def _draw_prompt(self, rng: random.Random) -> list[int]:
@@ -196,15 +199,21 @@ class ExactCases:
         connector = open_connector(config.cache, coordinator, model=self.model, model_config=self.model_config)
         runner = RecordingRunner(self.model, groups, layout, store=connector.store if connector else None)
         runner.bits = self.bits
-        drafter = Guesser(self.answers, plan.info.vocab_size, rng) if rng is not None and draft_slots else None
         return Engine(
-            Scheduler(config.scheduler, coordinator, connector=connector, drafter=drafter),
+            Scheduler(config.scheduler, coordinator, connector=connector, drafter=self._draw_drafter(rng, plan)),
             runner,
             self.tokenizer,
             vocab_size=plan.info.vocab_size,
             max_model_len=plan.max_model_len,
             tiers=connector,
         )
+
+    def _draw_drafter(self, rng: random.Random | None, plan: EnginePlan) -> Drafter | None:
+        """Return one that guesses by what was answered before, or by what stands in the prompt."""
+        if rng is None:
+            return None
+        guesser = Guesser(self.answers, plan.info.vocab_size, rng)
+        return rng.choice([guesser, NgramDrafter(min_tokens=1, max_tokens=3)])
 
     def _few_blocks(self, plan: EnginePlan, num_requests: float, num_states: int) -> list[int]:
         longest = max(self.lengths) + 2 * self.num_new + 30
