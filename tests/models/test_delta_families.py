@@ -20,10 +20,10 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 
 @pytest.mark.slow
 @every_family
-def test_what_a_gpu_runs_gives_the_logits_of_transformers(name, tiny, paged_run, request):
+@pytest.mark.usefixtures("interpreted")
+def test_what_a_gpu_runs_gives_the_logits_of_transformers(name, tiny, paged_run):
     theirs, ours = tiny(*FAMILIES[name]())
     text, other = random_tokens(25), random_tokens(5, seed=2)
-    request.getfixturevalue("interpreted")  # from here on
     run = paged_run(ours, num_requests=2)
     steps = [{0: text[:20]}, {0: text[20:21], 1: other}, {0: text[21:]}]
     found = [run.step(step) for step in steps]
