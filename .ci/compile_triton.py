@@ -33,7 +33,7 @@ from hybrid_engine.kernels import dispatch
 from hybrid_engine.kernels.linear import QUANTIZATIONS
 
 KERNELS = ROOT / "kernels"
-MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 384}
+MAX_LOCAL_BYTES = {torch.bfloat16: 0, torch.float32: 512}
 """float32 is there for exactness, not for speed: operands of three products for one don't always fit."""
 WITH_WGMMA = ("prefill_kernel", "shared_kernel", "gate_up_kernel", "down_kernel", "fp8_linear_kernel")
 """What must use Hopper's own matrix instructions in the cases that say so."""
