@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -37,29 +38,34 @@ def build(source: Path) -> Path | None:
     """The shared object of a source, built if it isn't in the cache yet; None when it can't be had, logged once.
 
     A fresh object is loaded in a child process first and its self_test() run there: some virtual machines announce
-    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What a compiler
-    or a self-test refused is not tried again, what only took too long is.
+    instructions that end a process. If it dies, a more modest target is tried, then None is the answer. What was
+    refused where a modest one worked is not tried again; what only took too long is.
     """
     compiler = find_compiler()
     if compiler is None:
         _give_up(source, "no C++ compiler was found (CXX, c++, g++, clang++), or this isn't Linux")
         return None
-    problems = []
+    problems: list[str] = []
+    refusals: dict[Path, str] = {}
     for target in _targets():
         path = _cache_folder() / f"{source.parent.name}-{_key(source, compiler, target)}.so"
         if path.exists():
             return path
         refusal = path.with_suffix(".refused")
+        if refusal.exists():
+            continue
         try:
-            if refusal.exists():
-                raise BuildError(refusal.read_text())
             _build_and_publish(source, path, compiler, target)
         except BuildError as problem:
-            refusal.write_text(str(problem))
+            refusals[refusal] = str(problem)
             problems.append(f"{target}: {problem}")
         except (OSError, subprocess.TimeoutExpired) as problem:
             problems.append(f"{target}: {problem}")
         else:
+            # Only now is it sure that neither compiler nor disk is the problem.
+            with suppress(OSError):
+                for refused, reason in refusals.items():
+                    refused.write_text(reason)
             return path
     _give_up(source, "; ".join(problems))
     return None
