@@ -15,7 +15,12 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
+def file_of(device_type: str) -> str:
+    """Name of the file that runs tensors on a kind of device."""
+    return _FILES.get(device_type, "reference")
+
+
 @cache
 def implementation(package: str, device_type: str) -> ModuleType:
     """The module of an op's package (its `__name__`) for tensors on a kind of device."""
-    return import_module(f"{package}.{_FILES.get(device_type, 'reference')}")
+    return import_module(f"{package}.{file_of(device_type)}")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybrid_engine.groups.spec import LayerSpec, MambaSpec
 from hybrid_engine.kernels.attention import AttentionMeta
+from hybrid_engine.kernels.dispatch import file_of
 from hybrid_engine.kernels.ssm import StateMeta
 from hybrid_engine.models.base import ForwardBatch, LayerCache, Model, StateCache
 from hybrid_engine.models.generic import Generic
@@ -100,10 +101,11 @@ def paged_run() -> type[PagedRun]:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory, device) -> Callable[..., tuple[torch.nn.Module, Model]]:
     """Return a maker of pairs: transformers' tiny random model of a config, and ours loaded from what it saved."""
-    made: dict[str, tuple[torch.nn.Module, Model]] = {}
+    made: dict[tuple[str, str], tuple[torch.nn.Module, Model]] = {}
 
     def make(model_class, config) -> tuple[torch.nn.Module, Model]:
-        key = config.to_json_string()
+        # Experts are packed for the kernels that run when the model is loaded, which `interpreted` changes.
+        key = config.to_json_string(), file_of(device)
         if key not in made:
             folder = tmp_path_factory.mktemp("tiny")
             save_random(model_class, config, folder)

@@ -21,14 +21,14 @@ MODELS = {
 def test_the_logits_are_those_of_transformers_without_any_help_of_torch(
     name, path, tiny, paged_run, request, monkeypatch
 ):
-    family, changes = MODELS[name]
-    model_class, config = family()
-    theirs, ours = tiny(model_class, type(config)(**{**config.to_dict(), **changes}))
-    text, other = random_tokens(12), random_tokens(3, seed=2)
     if path == "triton":
         request.getfixturevalue("interpreted")
     elif find_compiler() is None:
         pytest.skip("no C++ compiler here")
+    family, changes = MODELS[name]
+    model_class, config = family()
+    theirs, ours = tiny(model_class, type(config)(**{**config.to_dict(), **changes}))
+    text, other = random_tokens(12), random_tokens(3, seed=2)
     for module, function in ((fallback, "attention"), (reference, "write_kv"), (reference, "qkv_norm_rope_write")):
         monkeypatch.setattr(module, function, refuse)
     run = paged_run(ours, num_requests=2)
