@@ -157,6 +157,13 @@ class AsyncEngine:
         self._engine = engine
         self._streams: dict[str, AnswerStream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._news_interval = 0.0
+        self._news: deque[RequestOutput] = deque()
+        """What steps gave and no stream has yet; the engine's thread puts it there, the loop takes it."""
+        self._silent: set[str] = set()
+        """Requests that had no news yet; only the engine's thread touches them."""
+        self._is_delivery_due = False
+        """Whether the loop looks for news by itself, soon."""
         self._thread: threading.Thread | None = None
         self._commands: deque[Callable[[], None]] = deque()
         self._has_work = threading.Condition()
@@ -181,10 +188,15 @@ class AsyncEngine:
         """Why the engine is dead; None while it lives."""
         return self._failure
 
-    def start(self) -> None:
-        """Start the thread. To be called once, in the loop that will use the engine."""
+    def start(self, *, news_interval_seconds: float = 0.0) -> None:
+        """Start the thread. To be called once, in the loop that will use the engine.
+
+        news_interval_seconds: the news of steps that follow each other faster wait for each other, so that streams are
+        told so seldom; a request's first and last ones don't wait. 0: streams are told of every step.
+        """
         assert self._thread is None, "the engine was started before"
         self._loop = asyncio.get_running_loop()
+        self._news_interval = news_interval_seconds
         self._thread = threading.Thread(target=self._run, name="hybrid-engine-driver", daemon=True)
         self._thread.start()
 
@@ -196,8 +208,13 @@ class AsyncEngine:
         request_ids = [prompt.request_id for prompt in prompts]
         stream = AnswerStream(request_ids, abort=self._abort)
         self._streams |= dict.fromkeys(request_ids, stream)
+
+        def add(engine: Engine) -> None:
+            engine.add_requests(prompts)
+            self._silent.update(request_ids)
+
         try:
-            await self.call(lambda engine: engine.add_requests(prompts))
+            await self.call(add)
         except BaseException:
             # Also when the caller gave up waiting: the engine may accept them afterwards.
             stream.close()
@@ -240,6 +257,7 @@ class AsyncEngine:
             self._streams.pop(request_id, None)
 
         def run() -> None:
+            self._silent.difference_update(request_ids)
             for request_id in request_ids:
                 self._engine.abort(request_id)
 
@@ -259,9 +277,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._run_commands():
-                outputs = self._engine.step()
-                if outputs:
-                    self._post(self._deliver, outputs)
+                self._give_out(self._engine.step())
             self._engine.close()
         except BaseException as error:
             logger.critical("the engine is dead", exc_info=error)
@@ -274,6 +290,23 @@ class AsyncEngine:
             command()
         if self._failure is not None:
             self._post(self._die)
+
+    def _give_out(self, outputs: Sequence[RequestOutput]) -> None:
+        """Have the loop deliver what a step gave: now where it is due or may not wait, else with that of later steps.
+
+        May not wait: a request's first news, and its last.
+        """
+        if not outputs:
+            return
+        self._news.extend(outputs)
+        is_urgent = any([output.finished for output in outputs])
+        if self._silent:
+            num_silent = len(self._silent)
+            self._silent.difference_update([output.request_id for output in outputs])
+            is_urgent = is_urgent or len(self._silent) < num_silent
+        # Looked at when the news are there: a delivery that begins just now takes them, or is seen to be due no more.
+        if is_urgent or not self._is_delivery_due:
+            self._post(self._deliver)
 
     def _run_commands(self) -> bool:
         """Do all that was asked, waiting while there is nothing to do; return whether there is a step to run."""
@@ -297,9 +330,11 @@ class AsyncEngine:
 
     # In the loop again
 
-    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+    def _deliver(self) -> None:
+        """Give streams their news; where there were any, look again after the interval."""
         told: dict[AnswerStream, None] = {}
-        for output in outputs:
+        while self._news:
+            output = self._news.popleft()
             stream = self._streams.get(output.request_id)
             if stream is None:
                 continue
@@ -309,6 +344,14 @@ class AsyncEngine:
                 del self._streams[output.request_id]
         for stream in told:
             stream._tell()
+        if told and self._news_interval and not self._is_delivery_due:
+            assert self._loop is not None
+            self._is_delivery_due = True
+            self._loop.call_later(self._news_interval, self._deliver_when_due)
+
+    def _deliver_when_due(self) -> None:
+        self._is_delivery_due = False
+        self._deliver()
 
     def _die(self) -> None:
         assert self._failure is not None
@@ -316,6 +359,7 @@ class AsyncEngine:
         self.on_death(self._failure)
 
     def _fail_streams(self, why: str) -> None:
+        self._deliver()
         for stream in set(self._streams.values()):
             stream.close(EngineDeadError(why))
         self._streams.clear()

@@ -51,7 +51,7 @@ def create_app(engine: AsyncEngine, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        engine.start(news_interval_seconds=settings.stream_interval_seconds)
         yield
         await engine.close()
         service.close()

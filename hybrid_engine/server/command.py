@@ -125,6 +125,13 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
         drain_timeout: Annotated[
             float, typer.Option(help="Seconds that requests may still take after SIGTERM.")
         ] = 60.0,
+        stream_interval: Annotated[
+            float,
+            typer.Option(
+                "--stream-interval-ms",
+                help="Tokens of steps faster than this are sent together; 0: each step's at once.",
+            ),
+        ] = 20.0,
         max_body_bytes: Annotated[int, typer.Option(help="Largest request.")] = 16 * 2**20,
         cors_origin: Annotated[
             list[str] | None, typer.Option(help="An origin from which browsers may ask; '*': any.")
@@ -149,6 +156,7 @@ def add_serve(app: typer.Typer, resolve: Resolve) -> None:
             request_timeout_seconds=request_timeout,
             max_body_bytes=max_body_bytes,
             drain_seconds=drain_timeout,
+            stream_interval_seconds=stream_interval / 1000,
             cors_origins=tuple(cors_origin or ()),
             chat_template=None if chat_template is None else read_template(chat_template),
             tool_parser=tool_parser,

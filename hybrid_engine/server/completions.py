@@ -143,7 +143,8 @@ class Writer:
             self._has_continuous_usage or body.return_token_ids or body.logprobs is not None or not self._has_answer
         )
         """Whether nothing but the text tells one chunk from the next, from an answer's second to its last but one."""
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[tuple[str, int], _Choice] = {}
+        """By request and answer."""
 
     def request_id(self, index: int) -> str:
         """Return the engine's id for prompt `index`."""
@@ -182,7 +183,7 @@ class Writer:
         if len(delta.outputs) != 1 or delta.outputs[0].finish_reason is not None or not self._has_texts_only:
             return None
         output = delta.outputs[0]
-        state = self._choices.get(self._index(delta, output))
+        state = self._choices.get((delta.request_id, output.index))
         if state is None:
             return None
         if state.texts is None:
@@ -202,19 +203,19 @@ class Writer:
         return self.usage.body(explains=bool(self._body.explain_cache), has_answer=self._has_answer)
 
     def _write(self, delta: RequestOutput) -> list[dict[str, Any]]:
-        return [self._choice(delta, output, self._index(delta, output)) for output in delta.outputs]
+        return [self._choice(delta, output) for output in delta.outputs]
 
     def _index(self, delta: RequestOutput, output: CompletionOutput) -> int:
         """Return an answer's number among those to all prompts."""
         return int(delta.request_id.rpartition("-")[2]) * self._n + output.index
 
-    def _choice(self, delta: RequestOutput, output: CompletionOutput, index: int) -> dict[str, Any]:
-        state = self._choices.setdefault(index, _Choice())
+    def _choice(self, delta: RequestOutput, output: CompletionOutput) -> dict[str, Any]:
+        state = self._choices.setdefault((delta.request_id, output.index), _Choice())
         is_first, state.has_begun = not state.has_begun, True
         has_prompt = self.echoes and is_first
         text = output.text if self._has_answer else ""
         choice: dict[str, Any] = {
-            "index": index,
+            "index": self._index(delta, output),
             "text": (delta.prompt or "") + text if has_prompt else text,
             "logprobs": self._logprobs(delta, output, state, has_prompt=has_prompt),
             "finish_reason": output.finish_reason if self._has_answer else "length",

@@ -111,7 +111,10 @@ class News(Collector):
         self._counts = [0] * (len(SECONDS) + 1)
 
     def note(self, num_tokens: int, seconds_since_last: float | None = None) -> None:
-        """Count new tokens of one answer. seconds_since_last: None for its first ones."""
+        """Count new tokens of one answer.
+
+        seconds_since_last: None for its first ones, and for those that came together with others.
+        """
         self._num_tokens += num_tokens
         if seconds_since_last is not None:
             self._seconds += seconds_since_last

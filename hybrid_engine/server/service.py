@@ -199,16 +199,14 @@ class Answering:
         """Wait for what is new and return all of it; nothing when all has been read."""
         ready = await self._stream.read()
         self._is_whole = not ready
-        for delta in ready:
-            self._note(delta)
+        self._note(ready)
         return ready
 
     async def watch(self, on_news: OnNews) -> None:
         """Have a function called with all that is new as soon as it comes; see AnswerStream."""
 
         def note(ready: list[RequestOutput]) -> Awaitable[None] | None:
-            for delta in ready:
-                self._note(delta)
+            self._note(ready)
             return on_news(ready)
 
         await self._stream.watch(note)
@@ -238,32 +236,32 @@ class Answering:
         )
         self.close(error, reason="deadline")
 
-    def _note(self, delta: RequestOutput) -> None:
+    def _note(self, ready: Sequence[RequestOutput]) -> None:
+        """Count what is new, all of it at once: what came together has no time between."""
         metrics, now = self._service.metrics, time.monotonic()
-        if self._service.cache_log is not None:
-            self._service.cache_log.note(delta)
-        if delta.request_id not in self._noted_prompts:
-            self._noted_prompts.add(delta.request_id)
-            metrics.note_prompt(delta)
-            self._service.prefixes.note(self._salt, delta.prompt_token_ids, delta.num_cached_tokens)
-        for output in delta.outputs:
-            key, num_new = (delta.request_id, output.index), len(output.token_ids)
-            answer = self._answers.get(key)
-            if answer is None:
-                answer = self._answers[key] = _Progress()
-                metrics.news.note(num_new)
-            else:
-                metrics.news.note(num_new, now - answer.last_news)
-            answer.num_tokens += num_new
-            answer.last_news = now
-            if output.finish_reason is not None:
-                del self._answers[key]
-                metrics.note_end(output.finish_reason, answer.num_tokens, time.time() - delta.metrics.arrival_time)
+        for delta in ready:
+            if self._service.cache_log is not None:
+                self._service.cache_log.note(delta)
+            if delta.request_id not in self._noted_prompts:
+                self._noted_prompts.add(delta.request_id)
+                metrics.note_prompt(delta)
+                self._service.prefixes.note(self._salt, delta.prompt_token_ids, delta.num_cached_tokens)
+            for output in delta.outputs:
+                key, num_new = (delta.request_id, output.index), len(output.token_ids)
+                answer = self._answers.get(key)
+                if answer is None:
+                    answer = self._answers[key] = _Progress(last_news=now)
+                metrics.news.note(num_new, now - answer.last_news if answer.last_news < now else None)
+                answer.num_tokens += num_new
+                answer.last_news = now
+                if output.finish_reason is not None:
+                    del self._answers[key]
+                    metrics.note_end(output.finish_reason, answer.num_tokens, time.time() - delta.metrics.arrival_time)
 
 
 @dataclass(slots=True)
 class _Progress:
     """How far an answer is."""
 
+    last_news: float
     num_tokens: int = 0
-    last_news: float = 0.0

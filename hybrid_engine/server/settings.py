@@ -33,6 +33,9 @@ class ServerSettings:
     max_body_bytes: int = 16 * 2**20
     body_timeout_seconds: float = 60.0
     """Time that a client may take to send its request."""
+    stream_interval_seconds: float = 0.02
+    """Tokens of faster steps are sent together, at most so much late; 0: each step's at once. An answer's first token
+    and its last are never late."""
     drain_seconds: float = 60.0
     """Time that requests in flight may still take after a signal to end."""
     cors_origins: tuple[str, ...] = ()
@@ -63,6 +66,8 @@ class ServerSettings:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ConfigError(f"{name} is {value}, must be above 0")
+        if not (self.stream_interval_seconds >= 0 and math.isfinite(self.stream_interval_seconds)):
+            raise ConfigError(f"stream_interval_seconds is {self.stream_interval_seconds}, must be at least 0")
         if not all(self.api_keys):
             raise ConfigError("an API key is empty: leave it out if everybody may ask")
 

@@ -15,12 +15,12 @@ from hybrid_engine.snapshot import take_snapshot
 LONG = SamplingParams(max_tokens=300)
 
 
-def run(engine, use):
-    """Start the engine in a loop, let an async function use it, and end it."""
+def run(engine, use, **options):
+    """Start the engine in a loop, let an async function use it, and end it. options: see AsyncEngine.start."""
 
     async def main():
         wrapped = AsyncEngine(engine)
-        wrapped.start()
+        wrapped.start(**options)
         try:
             return await asyncio.wait_for(use(wrapped), 30)
         finally:
@@ -133,7 +133,7 @@ def test_a_reader_that_is_behind_catches_up_at_once(scripted, ids):
 
 
 def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_blocked(scripted, ids):
-    may_step = threading.Event()
+    steps = threading.Semaphore(0)
 
     async def use(engine):
         stream = await engine.submit(prompts(ids, "one"))
@@ -141,11 +141,12 @@ def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_b
 
         def on_news(ready):
             told.append("".join(delta.outputs[0].text for delta in ready))
+            steps.release(1 if len(told) == 1 else 100)
             return gate.wait() if len(told) == 2 else None
 
         watching = asyncio.create_task(stream.watch(on_news))
         await asyncio.sleep(0)
-        may_step.set()
+        steps.release()
         while (await engine.call(take_snapshot)).num_running:
             pass
         before = list(told)
@@ -153,9 +154,65 @@ def test_who_watches_is_told_each_step_at_once_and_what_it_missed_while_it_was_b
         await watching
         return before, told
 
-    before, told = run(scripted("hello", before_step=lambda plan: may_step.wait(10)), use)
-    assert len(before) == 2
-    assert (len(told), "".join(told)) == (3, "hello")
+    before, told = run(scripted("hello", before_step=lambda plan: steps.acquire(timeout=10)), use)
+    assert before == ["h", "e"]
+    assert told == ["h", "e", "llo"]
+
+
+def test_between_the_first_news_and_the_last_those_of_fast_steps_come_together(scripted, ids):
+    async def use(engine):
+        stream, told = await engine.submit(prompts(ids, "one")), []
+        await stream.watch(lambda ready: told.append("".join(delta.outputs[0].text for delta in ready)))
+        return told, engine._silent
+
+    # An hour: what comes at once doesn't wait for it.
+    told, silent = run(scripted("hello"), use, news_interval_seconds=3600)
+    assert "".join(told) == "hello"
+    assert len(told) <= 2, "the first, and the rest with the last"
+    assert not silent
+
+
+def test_news_wait_for_no_step_longer_than_the_interval(scripted, ids):
+    steps = threading.Semaphore(3)
+
+    async def use(engine):
+        stream, text = await engine.submit(prompts(ids, "one")), ""
+        while len(text) < 3:  # the fourth step begins and doesn't end
+            text += "".join(delta.outputs[0].text for delta in await stream.read())
+        steps.release(100)
+        return text
+
+    engine = scripted("hello", before_step=lambda plan: steps.acquire(timeout=20))
+    assert run(engine, use, news_interval_seconds=0.01) == "hel"
+
+
+def test_news_that_wait_are_told_before_the_death_of_the_engine(scripted, ids):
+    def fail(plan):
+        if next(countdown) == 0:
+            raise MemoryError("no more")
+
+    async def use(engine):
+        stream, told = await engine.submit(prompts(ids, "one")), []
+        with pytest.raises(EngineDeadError, match="no more"):
+            await stream.watch(lambda ready: told.append("".join(delta.outputs[0].text for delta in ready)))
+        return told
+
+    countdown = iter(range(3, -1, -1))
+    assert "".join(run(scripted("hello", before_step=fail), use, news_interval_seconds=3600)) == "hel"
+
+
+def test_a_request_that_was_ended_before_its_first_news_is_forgotten(scripted, ids):
+    may_step = threading.Event()
+
+    async def use(engine):
+        stream = await engine.submit(prompts(ids, "one"))
+        stream.close()
+        may_step.set()
+        await engine.call(take_snapshot)
+        return engine._silent
+
+    engine = scripted("hello", before_step=lambda plan: may_step.wait(10))
+    assert run(engine, use, news_interval_seconds=3600) == set()
 
 
 def test_an_error_of_who_watches_is_its_own_and_other_streams_go_on(scripted, ids):

@@ -24,6 +24,12 @@ def test_a_stream_brings_the_same_text_in_pieces_and_the_usage_last(hello):
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("seconds", [0, 3600])
+def test_tokens_that_are_sent_together_are_events_of_their_own(serve, seconds):
+    chunks = list(complete(serve("hello", stream_interval_seconds=seconds), stream=True))
+    assert [chunk.choices[0].text for chunk in chunks] == [*"hello", ""]
+
+
 def test_several_prompts_get_several_answers_each_numbered_through(hello, ids):
     answer = complete(hello, prompt=["one", "two"], n=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]

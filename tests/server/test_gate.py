@@ -110,6 +110,7 @@ def test_keys_are_read_from_a_file(tmp_path):
         ({"max_queue": -1}, "max_queue is -1"),
         ({"max_prompts": 0}, "max_prompts is 0"),
         ({"request_timeout_seconds": 0}, "request_timeout_seconds is 0"),
+        ({"stream_interval_seconds": -1}, "stream_interval_seconds is -1"),
         ({"api_keys": ("",)}, "API key is empty"),
     ],
     ids=str,
