@@ -2,7 +2,8 @@
 //
 // multiply() runs through a whole panel for each block of rows: memory is waited for in the first block and idle in the
 // others. Here all blocks run through a stretch that fits the innermost cache, and each of them asks for its share of
-// the next one. Sums are the same to the last bit: each still goes through its inputs in order.
+// the next one, each line once: what waits for memory is what the processor has few places for. Sums are the same to the
+// last bit: each still goes through its inputs in order.
 #pragma once
 #include "layout.h"
 
@@ -29,36 +30,47 @@ struct PanelSums {
     }
 };
 
+// lines: of the cache, from `ahead` on, to be asked for in each step.
 template <int M, int N, class T>
-void accumulate_block(const Product<T>& p, int num_rows, typename Line<T>::Sum* sums, const char* ahead,
-                      int64_t ahead_bytes) {
+void accumulate_block(const Product<T>& p, int num_rows, typename Line<T>::Sum* sums, const char* ahead, int lines) {
     if constexpr (M > 1)
-        if (num_rows < M) return accumulate_block<M - 1, N>(p, num_rows, sums, ahead, ahead_bytes);
-    accumulate<M, N, T, true>(p.x, p.row_stride, p.lines, p.line_stride, p.steps, sums, ahead, ahead_bytes);
+        if (num_rows < M) return accumulate_block<M - 1, N>(p, num_rows, sums, ahead, lines);
+    auto run = [&](auto lines) {
+        accumulate<M, N, T, lines()>(p.x, p.row_stride, p.lines, p.line_stride, p.steps, sums, ahead);
+    };
+    switch (lines) {
+        case 0: return run(std::integral_constant<int, 0>());
+        case 1: return run(std::integral_constant<int, 1>());
+        case 2: return run(std::integral_constant<int, 2>());
+        default: return run(std::integral_constant<int, PANEL_TILES>());
+    }
 }
 
 // sums += all rows times all tiles of a panel.
 template <class T>
 void accumulate_stretches(const Product<T>& p, PanelSums<T>& sums) {
     constexpr int64_t DEPTH = Line<T>::DEPTH;
+    static_assert(LANES * DEPTH * sizeof(T) == CACHE_LINE, "a line of weights is one of the cache");
     const int64_t blocks = (sums.num_rows + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t groups = sums.num_tiles / TILE_COLUMNS + sums.num_tiles % TILE_COLUMNS;
-    const int64_t step_bytes = p.line_stride * sizeof(T), share = step_bytes / (blocks * groups);
     for (int64_t step = 0; step < p.steps; step += STRETCH_STEPS) {
         const int64_t steps = std::min(STRETCH_STEPS, p.steps - step);
         const T* lines = p.lines + step * p.line_stride;
         const char* ahead = (const char*)(lines + steps * p.line_stride);
+        int64_t lines_left = sums.num_tiles, blocks_left = blocks * groups;
         for (int64_t tile = 0, width; tile < sums.num_tiles; tile += width) {
             width = sums.width_at(tile);
-            for (int64_t b = 0; b < blocks; b++, ahead += share * steps) {
+            for (int64_t b = 0; b < blocks; b++) {
                 const int64_t row = sums.num_rows * b / blocks, num_rows = sums.num_rows * (b + 1) / blocks - row;
                 const Product<T> block{p.x + row * p.row_stride + step * DEPTH, p.row_stride,
                                        lines + tile * LANES * DEPTH, p.line_stride, steps};
+                const int64_t share = (lines_left + blocks_left - 1) / blocks_left;
                 if (width == 1)
                     accumulate_block<TILE_ROWS, 1>(block, num_rows, sums.at(row, tile, 1), ahead, share);
                 else
                     accumulate_block<TILE_ROWS, TILE_COLUMNS>(block, num_rows, sums.at(row, tile, TILE_COLUMNS), ahead,
                                                               share);
+                lines_left -= share, blocks_left--, ahead += share * steps * CACHE_LINE;
             }
         }
     }

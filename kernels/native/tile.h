@@ -12,6 +12,7 @@ constexpr int TILE_ROWS = 6, TILE_COLUMNS = 4;  // 24 sums, 4 lines, 1 input: 29
 #else
 constexpr int TILE_ROWS = 4, TILE_COLUMNS = 1;
 #endif
+constexpr int CACHE_LINE = 64;  // bytes
 
 template <class T>
 struct Line;
@@ -142,11 +143,10 @@ INLINE void same_bits(T& to, const U& from) {
 // apart from what a sink does, for what calls functions around the loop makes the compiler keep them in memory, at
 // half the speed.
 //
-// IS_AHEAD: each step also asks for the line of the cache at `ahead` and the one after it, then `ahead` moves on.
-template <int M, int N, class T, bool IS_AHEAD = false>
+// Each step also asks for the next AHEAD lines of the cache from `ahead` on.
+template <int M, int N, class T, int AHEAD = 0>
 __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
-                                          int64_t steps, typename Line<T>::Sum* sums, const char* ahead = nullptr,
-                                          int64_t ahead_bytes = 0) {
+                                          int64_t steps, typename Line<T>::Sum* sums, const char* ahead = nullptr) {
     typedef Registers<T> L;
     typename L::Total total[M][N];
 #pragma GCC unroll 8
@@ -154,10 +154,9 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) same_bits(total[m][n], sums[m * N + n]);
     for (int64_t i = 0; i < steps; i++) {
-        if (IS_AHEAD) {
-            for (int line = 0; line < 2; line++) __builtin_prefetch(ahead + line * 64, 0, 2);
-            ahead += ahead_bytes;
-        }
+#pragma GCC unroll 4
+        for (int n = 0; n < AHEAD; n++) __builtin_prefetch(ahead + n * CACHE_LINE, 0, 2);
+        ahead += AHEAD * CACHE_LINE;
         typename L::Weights w[N];
 #pragma GCC unroll 8
         for (int n = 0; n < N; n++) w[n] = L::weights(line + n * LANES * L::DEPTH);
