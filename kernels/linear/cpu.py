@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hybrid_engine.kernels.native import NativeLibrary, num_threads
-from hybrid_engine.kernels.native.pages import use_large_pages
+from hybrid_engine.kernels.native.pages import large_pages
 
 library = NativeLibrary(
     __package__,
@@ -35,7 +35,7 @@ def pack_tiles(weight_NK: Tensor, *, group: int) -> Tensor:
         weight_NK = weight_NK.contiguous()
     num_outputs, num_inputs = weight_NK.shape
     size = (num_outputs + 15) // 16 * 16 * ((num_inputs + group - 1) // group * group)
-    tiles = use_large_pages(torch.empty(size, dtype=weight_NK.dtype))
+    tiles = large_pages.empty(size, weight_NK.dtype)
     pointer, stride = weight_NK.data_ptr(), weight_NK.stride(0)
     library.load().pack(pointer, stride, weight_NK.itemsize, tiles.data_ptr(), num_outputs, num_inputs, num_threads())
     return tiles
