@@ -342,12 +342,12 @@ class AsyncEngine:
             told[stream] = None
             if output.finished:
                 del self._streams[output.request_id]
-        for stream in told:
-            stream._tell()
         if told and self._news_interval and not self._is_delivery_due:
             assert self._loop is not None
             self._is_delivery_due = True
             self._loop.call_later(self._news_interval, self._deliver_when_due)
+        for stream in told:
+            stream._tell()
 
     def _deliver_when_due(self) -> None:
         self._is_delivery_due = False

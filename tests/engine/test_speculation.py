@@ -233,7 +233,9 @@ def test_the_trained_hybrid_says_the_same_with_and_without_drafts(temperature):
 
 @pytest.mark.real_weights
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("temperature", [0, 0.8], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0, marks=pytest.mark.slow, id="greedy"), pytest.param(0.8, id="sampled")]
+)
 def test_the_real_model_says_the_same_with_and_without_drafts(real_weights, temperature):
     """In bfloat16, where the last bit of a logit decides a draw: see kernels/attention on tokens computed alike."""
     checkpoint = open_checkpoint(real_weights)

@@ -52,7 +52,7 @@ def largest_difference(a_TV: torch.Tensor, b_TV: torch.Tensor) -> float:
     return largest
 
 
-@pytest.mark.parametrize("length", lengths(1500, 3000))
+@pytest.mark.parametrize("length", lengths(512, 1500, 3000))
 def test_logits_equal_transformers(length, ours, theirs, tokens, paged_run):
     logits_TV = paged_run(ours, max_tokens=length, block_size=16).step({0: tokens[:length]})[0]
     with torch.inference_mode():
@@ -60,7 +60,7 @@ def test_logits_equal_transformers(length, ours, theirs, tokens, paged_run):
     assert largest_difference(logits_TV, expected_TV) < TOLERANCE
 
 
-@pytest.mark.parametrize("length", lengths(16, 512, 1500, 3000))
+@pytest.mark.parametrize("length", lengths(16, 512, 600, 1500, 3000))
 def test_64_greedy_tokens_equal_transformers(length, ours, theirs, tokens, paged_run):
     run = paged_run(ours, max_tokens=length + 64, block_size=16)
     logits_V = run.step({0: tokens[:length]})[0][-1]
