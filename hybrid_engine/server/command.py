@@ -229,10 +229,16 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"the configuration can't be read: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds a {type(found).__name__}, must be options and their values")
-    options = {str(name).replace("-", "_"): value for name, value in found.items()}
-    known = {parameter.name for parameter in context.command.params} - {"config", "model"}
-    unknown = sorted(set(options) - known)
+    parameters = [parameter for parameter in context.command.params if parameter.name not in ("config", "model")]
+    known = {_key(option): parameter.name for parameter in parameters for option in (parameter.name, *parameter.opts)}
+    unknown = sorted(str(name) for name in found if _key(name) not in known)
     if unknown:
         raise ConfigError(f"{path} has {unknown[0]!r}, which is no option of serve; see hybrid-engine serve --help")
+    options = {known[_key(name)]: value for name, value in found.items()}
     context.default_map = {**(context.default_map or {}), **options}
     return path
+
+
+def _key(name: object) -> str:
+    """Return by what an option is found, whichever way it is written."""
+    return str(name).lstrip("-").replace("-", "_")

@@ -60,6 +60,12 @@ def test_options_are_read_from_a_file(serve_with):
         serve_with("max-queue: -3\nhost: 0.0.0.0\n")
 
 
+@pytest.mark.parametrize("name", ["stream-interval-ms", "stream_interval_ms", "--stream-interval-ms"])
+def test_an_option_is_found_by_the_name_that_the_command_line_has(serve_with, name):
+    with pytest.raises(ConfigError, match="stream_interval_seconds is -1"):
+        serve_with(f"{name}: -1000\n")
+
+
 def test_the_command_line_counts_more_than_the_file(serve_with):
     with pytest.raises(ConfigError, match="max_queue is -4"):
         serve_with("max-queue: -3\n", "--max-queue", "-4")
@@ -73,17 +79,19 @@ def test_what_the_engine_is_told_comes_from_options_and_file_alike(serve_with, m
         raise Told(settings)
 
     monkeypatch.setattr(AsyncEngine, "load", load)
+    file = "speculative: ngram\nnum-speculative-tokens: 3\nhost-cache: 1GiB\nkv-cache-memory-bytes: 3GiB\n"
     with pytest.raises(Told) as raised:
-        serve_with("speculative: ngram\nhost-cache: 1GiB\n", "--async-depth", "1", "--disk-cache-size", "2GiB")
+        serve_with(file, "--async-depth", "1", "--disk-cache-size", "2GiB")
     told = raised.value.args[0]
-    assert told["speculative"] == SpeculativeConfig("ngram")
+    assert told["speculative"] == SpeculativeConfig("ngram", 3)
+    assert told["cache_memory_bytes"] == "3GiB"
     assert (told["async_depth"], told["host_cache_bytes"], told["disk_cache_bytes"]) == (1, "1GiB", "2GiB")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max-cue: 3", "'max_cue', which is no option"),
+        ("max-cue: 3", "'max-cue', which is no option"),
         ("- 3", "holds a list"),
         ("a: [", "can't be read"),
     ],
