@@ -30,6 +30,13 @@ def test_tokens_that_are_sent_together_are_events_of_their_own(serve, seconds):
     assert [chunk.choices[0].text for chunk in chunks] == [*"hello", ""]
 
 
+def test_tokens_that_are_sent_together_have_no_time_between_them(serve):
+    server = serve("hello", stream_interval_seconds=3600)
+    list(complete(server, stream=True))
+    assert server.metric("vllm:generation_tokens_total") == 6
+    assert server.metric("vllm:inter_token_latency_seconds_count") <= 1, "the first, and the rest with the last"
+
+
 def test_several_prompts_get_several_answers_each_numbered_through(hello, ids):
     answer = complete(hello, prompt=["one", "two"], n=2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
