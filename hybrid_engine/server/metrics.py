@@ -111,20 +111,24 @@ class News(Collector):
         self._counts = [0] * (len(SECONDS) + 1)
 
     def note(self, num_tokens: int, seconds_since_last: float | None = None) -> None:
-        """Count new tokens of one answer.
+        """Count tokens of one answer that came together, at least one.
 
-        seconds_since_last: None for its first ones, and for those that came together with others.
+        seconds_since_last: shared among them, so that the mean is the time of a token; None for an answer's first ones.
         """
         self._num_tokens += num_tokens
         if seconds_since_last is not None:
             self._seconds += seconds_since_last
-            self._counts[bisect_left(SECONDS, seconds_since_last)] += 1
+            self._counts[bisect_left(SECONDS, seconds_since_last / num_tokens)] += num_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Give out what was counted."""
         tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=LABELS)
         tokens.add_metric(self._labels, self._num_tokens)
-        gaps = HistogramMetricFamily("vllm:inter_token_latency_seconds", "Between news of one answer.", labels=LABELS)
+        gaps = HistogramMetricFamily(
+            "vllm:inter_token_latency_seconds",
+            "Between tokens of one answer; those that come together share the time.",
+            labels=LABELS,
+        )
         limits = [*(str(float(limit)) for limit in SECONDS), "+Inf"]
         gaps.add_metric(self._labels, list(zip(limits, accumulate(self._counts), strict=True)), self._seconds)
         yield from (tokens, gaps)

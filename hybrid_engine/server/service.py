@@ -237,8 +237,9 @@ class Answering:
         self.close(error, reason="deadline")
 
     def _note(self, ready: Sequence[RequestOutput]) -> None:
-        """Count what is new, all of it at once: what came together has no time between."""
+        """Count what is new, all of it at once: an answer's tokens that come together share the time before them."""
         metrics, now = self._service.metrics, time.monotonic()
+        told: dict[tuple[str, int], _Progress] = {}
         for delta in ready:
             if self._service.cache_log is not None:
                 self._service.cache_log.note(delta)
@@ -247,21 +248,26 @@ class Answering:
                 metrics.note_prompt(delta)
                 self._service.prefixes.note(self._salt, delta.prompt_token_ids, delta.num_cached_tokens)
             for output in delta.outputs:
-                key, num_new = (delta.request_id, output.index), len(output.token_ids)
-                answer = self._answers.get(key)
-                if answer is None:
-                    answer = self._answers[key] = _Progress(last_news=now)
-                metrics.news.note(num_new, now - answer.last_news if answer.last_news < now else None)
-                answer.num_tokens += num_new
-                answer.last_news = now
+                key = (delta.request_id, output.index)
+                answer = told[key] = self._answers.get(key) or self._answers.setdefault(key, _Progress())
+                answer.num_new += len(output.token_ids)
                 if output.finish_reason is not None:
                     del self._answers[key]
-                    metrics.note_end(output.finish_reason, answer.num_tokens, time.time() - delta.metrics.arrival_time)
+                    num_tokens = answer.num_tokens + answer.num_new
+                    metrics.note_end(output.finish_reason, num_tokens, time.time() - delta.metrics.arrival_time)
+        for answer in told.values():
+            if not answer.num_new:
+                continue  # a text that was held back
+            metrics.news.note(answer.num_new, None if answer.last_news is None else now - answer.last_news)
+            answer.num_tokens += answer.num_new
+            answer.num_new, answer.last_news = 0, now
 
 
 @dataclass(slots=True)
 class _Progress:
     """How far an answer is."""
 
-    last_news: float
     num_tokens: int = 0
+    num_new: int = 0
+    """Tokens that are not counted yet."""
+    last_news: float | None = None

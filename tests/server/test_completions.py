@@ -30,11 +30,13 @@ def test_tokens_that_are_sent_together_are_events_of_their_own(serve, seconds):
     assert [chunk.choices[0].text for chunk in chunks] == [*"hello", ""]
 
 
-def test_tokens_that_are_sent_together_have_no_time_between_them(serve):
-    server = serve("hello", stream_interval_seconds=3600)
+def test_tokens_that_are_sent_together_share_the_time_before_them(serve, monkeypatch):
+    server, noted = serve("hello", stream_interval_seconds=3600), []
+    monkeypatch.setattr(server.service.metrics.news, "note", lambda *news: noted.append(news))
     list(complete(server, stream=True))
-    assert server.metric("vllm:generation_tokens_total") == 6
-    assert server.metric("vllm:inter_token_latency_seconds_count") <= 1, "the first, and the rest with the last"
+    assert sum(num_tokens for num_tokens, _ in noted) == 6
+    assert len(noted) <= 2, "the first, and the rest with the last"
+    assert [seconds is None for _, seconds in noted] == [True, False][: len(noted)]
 
 
 def test_several_prompts_get_several_answers_each_numbered_through(hello, ids):

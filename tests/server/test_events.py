@@ -61,16 +61,16 @@ def test_a_text_is_put_where_its_place_was_marked():
     assert events.event('"x"\n') == b'data: {"model":"\\u0000the text","text":"\\"x\\"\\n","end":null}\n\n'
 
 
-def test_news_are_counted_and_their_gaps_sorted_into_buckets():
+def test_news_are_counted_and_the_time_of_each_token_sorted_into_buckets():
     metrics = ServerMetrics("m")
     metrics.news.note(3)
     metrics.news.note(1, 0.015)
-    metrics.news.note(1, 1000.0)
+    metrics.news.note(4, 1000.0)
     samples = [sample for metric in metrics.news.collect() for sample in metric.samples]
     lines = {sample.name + sample.labels.get("le", ""): sample.value for sample in samples}
-    assert lines["vllm:generation_tokens_total"] == 5
+    assert lines["vllm:generation_tokens_total"] == 8
     bucket = "vllm:inter_token_latency_seconds_bucket"
-    assert [lines[bucket + limit] for limit in ("0.01", "0.02", "640.0", "+Inf")] == [0, 1, 1, 2]
+    assert [lines[bucket + limit] for limit in ("0.01", "0.02", "160.0", "640.0", "+Inf")] == [0, 1, 1, 5, 5]
     assert lines["vllm:inter_token_latency_seconds_sum"] == 1000.015
 
 
