@@ -1,7 +1,6 @@
 // Activations, alone and as gates.
-#include <omp.h>
-
 #include "rows.h"
+#include "team.h"
 
 namespace {
 
@@ -20,26 +19,25 @@ constexpr int64_t CUT = 1024;  // columns of one piece of work, so that a single
 
 template <class Act, class T>
 void act(const T* x, T* out, int64_t size, int num_threads) {
-#pragma omp parallel for num_threads(num_threads) if (size > 1 << 15)
-    for (int64_t start = 0; start < size; start += CUT)
-        for_pieces(size - start < CUT ? size - start : CUT, [&](int64_t i, int n) METHOD {
+    each_task((size + CUT - 1) / CUT, num_threads, size > 1 << 15, [&](int64_t cut) {
+        const int64_t start = cut * CUT;
+        for_pieces(std::min(size - start, CUT), [&](int64_t i, int n) METHOD {
             store_first(out + start + i, Act::of(load_first(x + start + i, n)), n);
         });
+    });
 }
 
 template <class Act, class T>
 void act_mul(const T* gate_up, T* out, int64_t num_rows, int64_t size, int64_t row_stride, int num_threads) {
     const int64_t cuts = (size + CUT - 1) / CUT;
-#pragma omp parallel for collapse(2) num_threads(num_threads) if (num_rows * size > 1 << 15)
-    for (int64_t r = 0; r < num_rows; r++)
-        for (int64_t cut = 0; cut < cuts; cut++) {
-            const int64_t start = cut * CUT, columns = size - start < CUT ? size - start : CUT;
-            const T* gate = gate_up + r * row_stride + start;
-            T* to = out + r * size + start;
-            for_pieces(columns, [&](int64_t i, int n) METHOD {
-                store_first(to + i, Act::of(load_first(gate + i, n)) * load_first(gate + size + i, n), n);
-            });
-        }
+    each_task(num_rows * cuts, num_threads, num_rows * size > 1 << 15, [&](int64_t task) {
+        const int64_t r = task / cuts, start = task % cuts * CUT;
+        const T* gate = gate_up + r * row_stride + start;
+        T* to = out + r * size + start;
+        for_pieces(std::min(size - start, CUT), [&](int64_t i, int n) METHOD {
+            store_first(to + i, Act::of(load_first(gate + i, n)) * load_first(gate + size + i, n), n);
+        });
+    });
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Attention over blocks: cut into tasks, run, merge. The two ways to run a task are in many_rows.h and few_rows.h;
 // what stores into the cache is in write.h.
-#include <omp.h>
 #include <type_traits>
 #include <utility>
 
 #include "many_rows.h"
 #include "plan.h"
+#include "team.h"
 #include "write.h"
 
 namespace {
@@ -54,20 +54,17 @@ bool attend(View<T> view, int num_threads) {
     const int64_t num_tasks = plan.tasks.size(), num_merges = plan.merges.size();
     const int64_t bytes = std::max(ManyRowsScratch<T>::num_bytes(plan.most_rows, view.size, view.value_size),
                                    FewRowsScratch<T>::num_bytes(plan.most_few_rows, view.size, view.value_size));
-#pragma omp parallel num_threads(num_threads) if (plan.work > SERIAL_WORK)
-    {
+    const bool is_much = plan.work > SERIAL_WORK;
+    auto attend_task = [&](int64_t i) {
         thread_local std::vector<char> memory;
         if ((int64_t)memory.size() < bytes + 64) memory.resize(bytes + 64);
         char* aligned = memory.data() + (64 - (uintptr_t)memory.data() % 64) % 64;
         // The last tasks of a prefill have most keys: first, so that no thread is left with a long one at the end.
-#pragma omp for schedule(dynamic)
-        for (int64_t i = num_tasks - 1; i >= 0; i--) {
-            const Task& task = plan.tasks[i];
-            task.is_few ? attend_few_rows(view, task, aligned) : attend_many_rows(view, task, aligned);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < num_merges; i++) merge(view, plan, plan.merges[i]);
-    }
+        const Task& task = plan.tasks[num_tasks - 1 - i];
+        task.is_few ? attend_few_rows(view, task, aligned) : attend_many_rows(view, task, aligned);
+    };
+    each_task(num_tasks, num_threads, is_much, attend_task, 1);
+    each_task(num_merges, num_threads, is_much, [&](int64_t i) { merge(view, plan, plan.merges[i]); });
     return true;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rows.h"
+#include "team.h"
 
 template <class T>
 struct Projected {
@@ -27,23 +28,20 @@ INLINE void norm_rope_head(const T* from, T* to, const Weight& norm, const float
 
 template <class T>
 void norm_rope_write(const Projected<T>& p, int num_threads) {
-#pragma omp parallel num_threads(num_threads) if (p.num_tokens * p.size * (p.num_heads + p.num_kv_heads) > 1 << 15)
-    {
+    const bool is_much = p.num_tokens * p.size * (p.num_heads + p.num_kv_heads) > 1 << 15;
+    each_task(p.num_tokens, num_threads, is_much, [&](int64_t t) {
         alignas(64) float row[MAX_HEAD_SIZE];
-#pragma omp for
-        for (int64_t t = 0; t < p.num_tokens; t++) {
-            const T* from = p.qkv + t * p.qkv_token;
-            const float *cos = p.cos + t * p.rotary, *sin = p.sin + t * p.rotary;
-            const int64_t block = p.slots[t] / p.block_size, slot = p.slots[t] % p.block_size;
-            for (int64_t h = 0; h < p.num_heads; h++, from += p.size)
-                norm_rope_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
-            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
-                norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + slot * p.k_slot, p.k_norm, cos, sin,
-                               p, row);
-            for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.value_size)
-                memcpy(p.v_cache + block * p.v_block + h * p.v_head + slot * p.v_slot, from, p.value_size * sizeof(T));
-        }
-    }
+        const T* from = p.qkv + t * p.qkv_token;
+        const float *cos = p.cos + t * p.rotary, *sin = p.sin + t * p.rotary;
+        const int64_t block = p.slots[t] / p.block_size, slot = p.slots[t] % p.block_size;
+        for (int64_t h = 0; h < p.num_heads; h++, from += p.size)
+            norm_rope_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
+        for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
+            norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + slot * p.k_slot, p.k_norm, cos, sin, p,
+                           row);
+        for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.value_size)
+            memcpy(p.v_cache + block * p.v_block + h * p.v_head + slot * p.v_slot, from, p.value_size * sizeof(T));
+    });
 }
 
 #define QKV_NORM_ROPE_WRITE(name, T)                                                                                  \

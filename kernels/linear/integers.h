@@ -135,10 +135,10 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
     int64_t plane_size = layout.steps() * Line<int8_t>::DEPTH;
     std::unique_ptr<uint8_t[]> planes(new uint8_t[num_rows * PLANES * plane_size]);
     std::unique_ptr<float[]> row_scales(new float[num_rows]);
-#pragma omp parallel for num_threads(num_threads) if (num_rows > 16)
-    for (int64_t row = 0; row < num_rows; row++)
+    each_task(num_rows, num_threads, num_rows > 16, [&](int64_t row) {
         row_scales[row] = round_row<PLANES>(x + row * x_stride, layout.num_inputs,
                                             planes.get() + row * PLANES * plane_size, plane_size);
+    });
     each_panel(layout, num_rows, num_threads, [&](int64_t panel, int64_t first, int64_t rows) {
         Product<int8_t> product{(const int8_t*)planes.get() + first * PLANES * plane_size, plane_size,
                                 packed + layout.start_of(panel), layout.stride_of(panel), layout.steps()};

@@ -4,8 +4,8 @@
 // thread reads one stream from memory. Inputs are padded to a multiple of DEPTH and outputs to one of LANES, with zeros.
 #pragma once
 #include <algorithm>
-#include <omp.h>
 
+#include "team.h"
 #include "tile.h"
 
 constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
@@ -31,8 +31,7 @@ struct Layout {
 template <class T>
 void pack_panels(const T* weight, int64_t weight_stride, T* packed, Layout<T> layout, int num_threads) {
     constexpr int64_t D = Line<T>::DEPTH;
-#pragma omp parallel for num_threads(num_threads)
-    for (int64_t panel = 0; panel < layout.panels(); panel++) {
+    each_task(layout.panels(), num_threads, true, [&](int64_t panel) {
         int64_t stride = layout.stride_of(panel);
         T* to = packed + layout.start_of(panel);
         memset((void*)to, 0, stride * layout.steps() * sizeof(T));
@@ -40,19 +39,18 @@ void pack_panels(const T* weight, int64_t weight_stride, T* packed, Layout<T> la
             const T* from = weight + (panel * PANEL + i) * weight_stride;
             for (int64_t k = 0; k < layout.num_inputs; k++) to[k / D * stride + i * D + k % D] = from[k];
         }
-    }
+    });
 }
 
 // Calls take(i, k, element) for the elements of rows ids[i].
 template <class T, class Take>
 void each_of_rows(const T* packed, const int64_t* ids, int64_t num_ids, Layout<T> layout, int num_threads, Take take) {
     constexpr int64_t D = Line<T>::DEPTH;
-#pragma omp parallel for num_threads(num_threads) if (num_ids > 16)
-    for (int64_t i = 0; i < num_ids; i++) {
+    each_task(num_ids, num_threads, num_ids > 16, [&](int64_t i) {
         int64_t panel = ids[i] / PANEL, stride = layout.stride_of(panel);
         const T* from = packed + layout.start_of(panel) + ids[i] % PANEL * D;
         for (int64_t k = 0; k < layout.num_inputs; k++) take(i, k, from[k / D * stride + k % D]);
-    }
+    });
 }
 
 // Calls body(panel, row, rows) until every panel has met every row.
@@ -61,13 +59,10 @@ void each_panel(const Layout<T>& layout, int64_t num_rows, int num_threads, Body
     // Rows are cut too where panels alone can't keep the threads busy.
     int64_t panels = layout.panels();
     int64_t row_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
-    int64_t tasks = panels * row_blocks;
-    int64_t chunk = std::max<int64_t>(1, tasks / (8 * num_threads));
     bool is_much = std::max<int64_t>(2, num_rows) * layout.num_outputs * layout.num_inputs > FEW_PRODUCTS;
-#pragma omp parallel for schedule(dynamic, chunk) num_threads(num_threads) if (is_much)
-    for (int64_t task = 0; task < tasks; task++) {
+    each_task(panels * row_blocks, num_threads, is_much, [&](int64_t task) {
         int64_t panel = task / row_blocks, block = task % row_blocks;
         int64_t row = num_rows * block / row_blocks;
         body(panel, row, num_rows * (block + 1) / row_blocks - row);
-    }
+    });
 }

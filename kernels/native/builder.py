@@ -18,14 +18,12 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _HEADERS = Path(__file__).parent
-_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-fopenmp", "-Wno-psabi")
+_FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread", "-Wno-psabi")
 _BUILD_SECONDS = 300
 _PROBE_SECONDS = 60
 
 _PROBE = """
 import ctypes, sys
-if sys.argv[2]:
-    ctypes.CDLL(sys.argv[2], mode=ctypes.RTLD_GLOBAL)
 sys.exit(ctypes.CDLL(sys.argv[1]).self_test())
 """
 
@@ -73,25 +71,11 @@ def build(source: Path) -> Path | None:
 
 @cache
 def find_compiler() -> str | None:
-    """Path of a C++ compiler, or None; off Linux None as well, since only there the OpenMP of torch can be found."""
+    """Path of a C++ compiler, or None; off Linux None as well, for threads wait as only Linux lets them."""
     if not sys.platform.startswith("linux"):
         return None
     names = (os.environ.get("CXX"), "c++", "g++", "clang++")
     return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-@cache
-def openmp_runtime() -> str:
-    """Path of the OpenMP library that torch brought into this process, or an empty string.
-
-    Linking against the very same file keeps one pool of threads: a second runtime would start its own, and the
-    threads of both would spin against each other.
-    """
-    import torch  # noqa: F401  (loads it)
-
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    paths = [line.split(maxsplit=5)[5] for line in lines if "/lib" in line and ".so" in line]
-    return next((path for path in paths if Path(path).name.startswith(("libgomp", "libiomp5", "libomp."))), "")
 
 
 def _give_up(source: Path, why: str) -> None:
@@ -141,7 +125,7 @@ def _key(source: Path, compiler: str, target: str) -> str:
     digest = hashlib.sha256()
     for path in (source, *sorted(source.parent.glob("*.h")), *sorted(_HEADERS.glob("*.h"))):
         digest.update(path.read_bytes() + b"\0")
-    for text in (_compiler_version(compiler), target, *_FLAGS, openmp_runtime(), _machine()):
+    for text in (_compiler_version(compiler), target, *_FLAGS, _machine()):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:24]
 
@@ -151,8 +135,7 @@ def _build_and_publish(source: Path, path: Path, compiler: str, target: str) -> 
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made, linked = Path(folder, "made.o"), Path(folder, "linked.so")
         _run([compiler, *_FLAGS, *f"-march={target}".split(), f"-I{_HEADERS}", "-c", str(source), "-o", str(made)])
-        openmp = [openmp_runtime()] if openmp_runtime() else ["-fopenmp"]
-        _run([compiler, "-shared", str(made), *openmp, "-o", str(linked)])
+        _run([compiler, "-shared", "-pthread", str(made), "-o", str(linked)])
         _probe(linked)
         linked.replace(path)
 
@@ -164,7 +147,7 @@ def _run(command: list[str]) -> None:
 
 
 def _probe(library: Path) -> None:
-    command = [sys.executable, "-c", _PROBE, str(library), openmp_runtime()]
+    command = [sys.executable, "-c", _PROBE, str(library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False)
     if done.returncode == -signal.SIGKILL:
         raise OSError("the built library's self-test was killed: there may be too little memory just now")

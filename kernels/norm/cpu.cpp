@@ -1,9 +1,8 @@
 // RMSNorm of rows, alone and with the additions around it.
-#include <omp.h>
-
 #include <vector>
 
 #include "rows.h"
+#include "team.h"
 
 namespace {
 
@@ -28,8 +27,7 @@ struct Rows {
 // body(row index) for every row, on several threads when that pays.
 template <class T, class Body>
 INLINE void for_rows(const Rows<T>& rows, int num_threads, Body body) {
-#pragma omp parallel for num_threads(num_threads) if (rows.num_rows * rows.size > SERIAL_ELEMENTS)
-    for (int64_t r = 0; r < rows.num_rows; r++) body(r);
+    each_task(rows.num_rows, num_threads, rows.num_rows * rows.size > SERIAL_ELEMENTS, body);
 }
 
 template <class T>

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "team.h"
 #include "vec.h"
 
 constexpr int64_t SERIAL_WORK = 1 << 15;  // multiplications below which waking other threads costs more than it gives
@@ -79,6 +80,16 @@ struct Batch {
 
     bool is_of(int64_t capture, int64_t r) const { return capture < num_captures && capture_requests[capture] == r; }
 };
+
+// body(request, part) for all requests that have tokens, and all of num_parts that don't depend on each other.
+template <class Body>
+void each_of_batch(const Batch& batch, int64_t num_parts, int num_threads, bool is_much, const Body& body) {
+    auto run = [&](int64_t task) {
+        const int64_t r = task / num_parts;
+        if (batch.begin(r) < batch.end(r)) body(r, task % num_parts);
+    };
+    each_task(batch.num_requests * num_parts, num_threads, is_much, run);
+}
 
 #define BATCH_ARGUMENTS                                                                                             \
     const int32_t *starts, const int64_t *slots, const bool *has_history, const int64_t *capture_ends,              \

@@ -73,12 +73,9 @@ void causal_conv(const Conv& conv, const Batch& batch, int num_threads) {
     if constexpr (W > 1)
         if (conv.width < W) return causal_conv<W - 1>(conv, batch, num_threads);
     const int64_t pieces = (conv.channels + LANES - 1) / LANES;
-#pragma omp parallel for collapse(2) schedule(dynamic, 4) num_threads(num_threads) \
-    if (batch.num_tokens() * conv.channels * W > SERIAL_WORK)
-    for (int64_t r = 0; r < batch.num_requests; r++)
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            if (batch.begin(r) == batch.end(r)) continue;
-            int n = (int)std::min<int64_t>(LANES, conv.channels - piece * LANES);
-            ConvChannels<W>{conv, batch, r, piece * LANES, n, {}}.run();
-        }
+    const bool is_much = batch.num_tokens() * conv.channels * W > SERIAL_WORK;
+    each_of_batch(batch, pieces, num_threads, is_much, [&](int64_t r, int64_t piece) {
+        int n = (int)std::min<int64_t>(LANES, conv.channels - piece * LANES);
+        ConvChannels<W>{conv, batch, r, piece * LANES, n, {}}.run();
+    });
 }

@@ -1,5 +1,4 @@
 // The ops of recurrent layers. Tensors of either dtype come as pointer, elements from row to row, and whether bf16.
-#include <omp.h>
 
 #include <cmath>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "mamba1.h"
 #include "mamba2.h"
 #include "rows.h"
+#include "team.h"
 
 namespace {
 
@@ -77,14 +77,13 @@ void gated_rms_norm(ROWS(x), ROWS(gate), ROWS(out), const void* weight, int32_t 
     const Weight scale{weight, is_weight_bf16 != 0, 0};
     const auto run = is_norm_first ? (is_silu ? gated_norm<true, true> : gated_norm<true, false>)
                                    : (is_silu ? gated_norm<false, true> : gated_norm<false, false>);
-#pragma omp parallel num_threads(num_threads) if (num_rows * size > SERIAL_WORK)
-    {
-        std::vector<float> scratch(group_size);
-#pragma omp for collapse(2)
-        for (int64_t r = 0; r < num_rows; r++)
-            for (int64_t start = 0; start < size; start += group_size)
-                run(AS_ROWS(x), AS_ROWS(gate), AS_ROWS(out), scale, r, start, group_size, eps, scratch.data());
-    }
+    const int64_t num_groups = size / group_size;
+    each_task(num_rows * num_groups, num_threads, num_rows * size > SERIAL_WORK, [&](int64_t task) {
+        thread_local std::vector<float> scratch;
+        if ((int64_t)scratch.size() < group_size) scratch.resize(group_size);
+        run(AS_ROWS(x), AS_ROWS(gate), AS_ROWS(out), scale, task / num_groups, task % num_groups * group_size,
+            group_size, eps, scratch.data());
+    });
 }
 
 // 0 when two tokens through a convolution and all scans come out right.

@@ -145,15 +145,12 @@ struct DeltaHead {
 };
 
 void delta_rule(const DeltaRule& s, const Batch& batch, int num_threads) {
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(num_threads) \
-    if (batch.num_tokens() * s.heads * s.key_size * s.value_size > SERIAL_WORK)
-    for (int64_t r = 0; r < batch.num_requests; r++)
-        for (int64_t head = 0; head < s.heads; head++) {
-            if (batch.begin(r) == batch.end(r)) continue;
-            const int64_t slot = batch.slots[r];
-            DeltaHead work(s, head);
-            if (!batch.has_history[r]) work.clear(slot);
-            batch.walk(r, DELTA_TOKENS, [&](int64_t begin, int64_t end) { work.run(begin, end, slot); },
-                       [&](int64_t target) { work.copy(slot, target); });
-        }
+    const bool is_much = batch.num_tokens() * s.heads * s.key_size * s.value_size > SERIAL_WORK;
+    each_of_batch(batch, s.heads, num_threads, is_much, [&](int64_t r, int64_t head) {
+        const int64_t slot = batch.slots[r];
+        DeltaHead work(s, head);
+        if (!batch.has_history[r]) work.clear(slot);
+        batch.walk(r, DELTA_TOKENS, [&](int64_t begin, int64_t end) { work.run(begin, end, slot); },
+                   [&](int64_t target) { work.copy(slot, target); });
+    });
 }

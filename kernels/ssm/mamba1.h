@@ -118,11 +118,8 @@ INLINE void scan_channels(const Mamba1& s, const Batch& batch, int64_t r, int64_
 
 void mamba1(const Mamba1& s, const Batch& batch, int num_threads) {
     const int64_t pieces = (s.channels + LANES - 1) / LANES;
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(num_threads) \
-    if (batch.num_tokens() * s.channels * s.num_states > SERIAL_WORK)
-    for (int64_t r = 0; r < batch.num_requests; r++)
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            if (batch.begin(r) == batch.end(r)) continue;
-            scan_channels(s, batch, r, piece * LANES, (int)std::min<int64_t>(LANES, s.channels - piece * LANES));
-        }
+    const bool is_much = batch.num_tokens() * s.channels * s.num_states > SERIAL_WORK;
+    each_of_batch(batch, pieces, num_threads, is_much, [&](int64_t r, int64_t piece) {
+        scan_channels(s, batch, r, piece * LANES, (int)std::min<int64_t>(LANES, s.channels - piece * LANES));
+    });
 }

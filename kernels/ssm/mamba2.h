@@ -128,18 +128,16 @@ struct Head {
 };
 
 void mamba2(const Mamba2& s, const Batch& batch, int num_threads) {
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(num_threads) \
-    if (batch.num_tokens() * s.heads * s.head_size * s.num_states > SERIAL_WORK)
-    for (int64_t r = 0; r < batch.num_requests; r++)
-        for (int64_t h = 0; h < s.heads; h++) {
-            Head head{s, h};
-            float* states = head.states(batch.slots[r]);
-            const float* from = batch.has_history[r] ? states : nullptr;
-            auto run = [&](int64_t begin, int64_t end) {
-                head.run(begin, end, from, states);
-                from = states;
-            };
-            auto keep = [&](int64_t slot) { memcpy(head.states(slot), states, head.size() * sizeof(float)); };
-            batch.walk(r, TILE_TOKENS, run, keep);
-        }
+    const bool is_much = batch.num_tokens() * s.heads * s.head_size * s.num_states > SERIAL_WORK;
+    each_of_batch(batch, s.heads, num_threads, is_much, [&](int64_t r, int64_t h) {
+        Head head{s, h};
+        float* states = head.states(batch.slots[r]);
+        const float* from = batch.has_history[r] ? states : nullptr;
+        auto run = [&](int64_t begin, int64_t end) {
+            head.run(begin, end, from, states);
+            from = states;
+        };
+        auto keep = [&](int64_t slot) { memcpy(head.states(slot), states, head.size() * sizeof(float)); };
+        batch.walk(r, TILE_TOKENS, run, keep);
+    });
 }
