@@ -7,7 +7,7 @@
 #pragma once
 #include "layout.h"
 
-constexpr int64_t STRETCH_STEPS = 64;  // 16 KiB of a panel
+constexpr int64_t STRETCH_STEPS = 80;  // 20 KiB of a panel, at most
 constexpr int64_t STRETCH_ROWS = 48;   // more give the processor enough to do for each byte
 
 inline bool goes_in_stretches(int64_t num_rows) {
@@ -53,8 +53,10 @@ void accumulate_stretches(const Product<T>& p, PanelSums<T>& sums) {
     static_assert(LANES * DEPTH * sizeof(T) == CACHE_LINE, "a line of weights is one of the cache");
     const int64_t blocks = (sums.num_rows + TILE_ROWS - 1) / TILE_ROWS;
     const int64_t groups = sums.num_tiles / TILE_COLUMNS + sums.num_tiles % TILE_COLUMNS;
-    for (int64_t step = 0; step < p.steps; step += STRETCH_STEPS) {
-        const int64_t steps = std::min(STRETCH_STEPS, p.steps - step);
+    // Of nearly equal length: a short one is done before the next is there.
+    const int64_t stretches = (p.steps + STRETCH_STEPS - 1) / STRETCH_STEPS;
+    for (int64_t i = 0; i < stretches; i++) {
+        const int64_t step = p.steps * i / stretches, steps = p.steps * (i + 1) / stretches - step;
         const T* lines = p.lines + step * p.line_stride;
         const char* ahead = (const char*)(lines + steps * p.line_stride);
         int64_t lines_left = sums.num_tiles, blocks_left = blocks * groups;
