@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from hybrid_engine.bench.prose import prose_tokens
 from hybrid_engine.bench.report import Figure, Report
 from hybrid_engine.demo import demo_checkpoint
 from hybrid_engine.kernels.linear import PackedLinear, linear
@@ -70,8 +71,7 @@ class StepBench:
         self.weight_bytes = sum(packed.num_bytes for packed in self.weights)
         self._same_bytes = torch.zeros(self.weight_bytes // 8, dtype=torch.int64)
         self._ids = map(str, itertools.count())
-        vocab_size = runner.model.info.vocab_size
-        self._token_ids = range(vocab_size // 4, vocab_size * 3 // 4)  # special ones stand at the ends
+        self._prose = prose_tokens(self._engine.tokenizer)
 
     def read(self) -> float:
         """Return the seconds that reading as many bytes as the weights have takes: a sum, on all threads."""
@@ -79,20 +79,21 @@ class StepBench:
         self._same_bytes.sum()
         return time.perf_counter() - start
 
-    def decode(self, num_requests: int, prompt_tokens: int) -> float:
+    def decode(self, num_requests: int, prompt_tokens: int, *, temperature: float = 0) -> float:
         """Return the median seconds of a step in which so many requests get a token each."""
-        steps = self._steps(num_requests, prompt_tokens, DECODE_STEPS)
+        steps = self._steps(num_requests, prompt_tokens, DECODE_STEPS, temperature)
         return median(steps[-DECODE_STEPS + 1 :])
 
     def prefill(self, num_tokens: int) -> float:
         """Return the seconds from a prompt to its first token."""
         return sum(self._steps(1, num_tokens, 1))
 
-    def _steps(self, num_requests: int, prompt_tokens: int, num_new_tokens: int) -> list[float]:
+    def _steps(self, num_requests: int, prompt_tokens: int, num_new_tokens: int, temperature: float = 0) -> list[float]:
         self._engine.reset_prefix_cache()
-        sampling = SamplingParams(temperature=0, max_tokens=num_new_tokens, ignore_eos=True)
+        sampling = SamplingParams(temperature=temperature, max_tokens=num_new_tokens, ignore_eos=True)
         for request_id in itertools.islice(self._ids, num_requests):
-            prompt = random.Random(request_id).choices(self._token_ids, k=prompt_tokens)
+            first = random.Random(request_id).randrange(len(self._prose) - prompt_tokens)
+            prompt = self._prose[first : first + prompt_tokens]
             self._engine.add_request(request_id, prompt, sampling)
         seconds = []
         while self._engine.has_unfinished_requests():
@@ -135,21 +136,25 @@ def _fastest(packed: PackedLinear, num_tokens: int) -> float:
 
 
 def _decoding(bench: StepBench, num_rounds: int, prompt_tokens: int) -> Report:
+    ways = [(size, temperature) for size in DECODE_GOALS for temperature in (0, 1)]
     rounds = [
-        (bench.read(), {size: bench.decode(size, prompt_tokens) for size in DECODE_GOALS}, bench.read())
+        (bench.read(), {way: bench.decode(way[0], prompt_tokens, temperature=way[1]) for way in ways}, bench.read())
         for _ in range(num_rounds)
     ]
     # Memory is as fast as the neighbours let it be: before and behind the steps.
     reads = [(before + after) / 2 for before, _, after in rounds]
     bandwidth = tuple(bench.weight_bytes / read / 1e9 for read in reads)
     figures = [Figure(f"reading {bench.weight_bytes / 1e6:.0f} MB of weights once", "GB/s", bandwidth)]
-    for size, goal in DECODE_GOALS.items():
-        steps = [steps[size] for _, steps, _ in rounds]
-        figures.append(Figure(f"decode step, batch {size}", "ms", tuple(step * 1e3 for step in steps)))
+    for size, temperature in ways:
+        steps = [steps[size, temperature] for _, steps, _ in rounds]
+        name = f"decode step, batch {size}" + (", sampled" if temperature else "")
+        figures.append(Figure(name, "ms", tuple(step * 1e3 for step in steps)))
         ratios = tuple(step / read for step, read in zip(steps, reads, strict=True))
-        figures.append(Figure("  by the time of reading", "x", ratios, at_most=goal if bench.has_goals else None))
+        goal = DECODE_GOALS[size] if bench.has_goals and not temperature else None
+        figures.append(Figure("  by the time of reading", "x", ratios, at_most=goal))
     notes = (
-        f"{bench.setting}, prompts of {prompt_tokens} tokens; scheduling and sampling count",
+        f"{bench.setting}, prompts of {prompt_tokens} tokens of a novel; scheduling and sampling count",
+        "sampled: temperature 1, where every logit counts; else greedy",
         f"a step: the median of {DECODE_STEPS - 1}; reading: the sum of as many bytes, before and behind the steps",
     )
     return Report("Decode steps beside reading the weights", tuple(figures), notes)

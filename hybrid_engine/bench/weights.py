@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import lzma
 import math
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
 from hybrid_engine import LLM, SamplingParams
+from hybrid_engine.bench.prose import prose_tokens
 from hybrid_engine.bench.report import Figure, Report
 from hybrid_engine.demo import demo_checkpoint
 from hybrid_engine.kernels.linear import QUANTIZATIONS, PackedLinear
@@ -94,9 +93,8 @@ def _step_seconds(llm: LLM, num_prompts: int) -> float:
 
 
 def _perplexities(llms: dict[str | None, LLM], num_windows: int) -> Iterator[Figure]:
-    packed = files("hybrid_engine.evals").joinpath("data/emma.txt.xz").read_bytes()
     tokenizer = llms[None].get_tokenizer()
-    ids = tokenizer(lzma.decompress(packed).decode(), add_special_tokens=False)["input_ids"]
+    ids = prose_tokens(tokenizer)
     starts = range(SKIPPED_TOKENS, SKIPPED_TOKENS + num_windows * WINDOW_STRIDE, WINDOW_STRIDE)
     contexts = [([tokenizer.bos_token_id], [ids[start : start + WINDOW_TOKENS - 1]]) for start in starts]
     found = {}
