@@ -368,6 +368,16 @@ class Model(nn.Module):
     def logits(self, hidden_XE: Tensor) -> Tensor:
         """Score the vocabulary for any rows of forward's result: float32 [X, V]."""
 
+    def prepare_highest(self) -> None:
+        """Have ready, where it pays, what `highest` needs beside the weights; to be called once they are all there."""
+
+    def highest(self, hidden_XE: Tensor) -> Tensor | None:
+        """Where the highest of the logits is, of equal ones the first, without the logits: int64 [X].
+
+        -1 where it isn't finite. None: it is to be found among the logits.
+        """
+        return None
+
     @abstractmethod
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""

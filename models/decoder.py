@@ -161,6 +161,16 @@ class Decoder(Model):
         config = self.config
         return self.head.scores(hidden_XE, divisor=config.logits_divisor, softcap=config.logits_softcap)
 
+    def prepare_highest(self) -> None:
+        """Make a screen of a large head; a softcap makes more scores equal than its bounds know of."""
+        if self.config.logits_softcap is None and (self.config.logits_divisor or 1.0) > 0:
+            self.head.make_screen()
+
+    def highest(self, hidden_XE: Tensor) -> Tensor | None:
+        """Where the highest score is, by the head's screen."""
+        screen = self.head.screen
+        return None if screen is None else screen.highest(hidden_XE, divisor=self.config.logits_divisor or 1.0)
+
     def check_layers(self) -> None:
         """Assert that every layer is what the layer table says."""
         assert len(self.layers) == self.info.num_layers, (len(self.layers), self.info)

@@ -25,7 +25,7 @@ from hybrid_engine.runner.graphs import DecodeGraphs, can_be_recorded
 from hybrid_engine.runner.programs import DecodePrograms, has_programs
 from hybrid_engine.runner.sampler import RequestSampling, Sampler
 from hybrid_engine.runner.transfers import ByteStore, Transfers
-from hybrid_engine.runner.verification import choose_tokens
+from hybrid_engine.runner.verification import choose_tokens, keep_accepted
 from hybrid_engine.step_plan import StepPlan, StepResult, TokenLogprobs, TransferPlan
 from hybrid_engine.structured import Grammars
 
@@ -88,6 +88,7 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         if device.type == "cuda" and can_be_recorded(model):
             self._graphs = DecodeGraphs(self._batch, lambda packed: self.decode_logits(packed))
+        model.prepare_highest()
         self._programs: DecodePrograms | None = None
         if is_native and has_programs(model):
             self._programs = DecodePrograms(model, self._batch, self._forward_batch)
@@ -206,7 +207,10 @@ class ModelRunner:
         self.num_spared_keys_total += packed.num_spared_keys
         self._find_prompt_logprobs(plan, packed, hidden_TE, result)
         if any(plan.is_sampled):
-            self._sample(plan, packed, self._wanted_logits(plan, packed, hidden_TE), None, result)
+            wanted_XE = self._wanted(plan, packed, hidden_TE)
+            highest_X = self._highest(plan, packed, wanted_XE)
+            logits_XV = self.model.logits(wanted_XE) if highest_X is None else None
+            self._sample(plan, packed, logits_XV, highest_X, result)
         return result
 
     def decode_logits(self, packed: PackedBatch) -> Tensor:
@@ -232,8 +236,8 @@ class ModelRunner:
         for load in transfers.loads:
             self._transfers.start(load)
 
-    def _wanted_logits(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor) -> Tensor:
-        """Logits behind the last known token of each request that is due one, and behind each of its drafts."""
+    def _wanted(self, plan: StepPlan, packed: PackedBatch, hidden_TE: Tensor) -> Tensor:
+        """The rows behind the last known token of each request that is due one, and behind each of its drafts."""
         sampled = np.flatnonzero(plan.is_sampled)
         num_logits = 1 + packed.num_drafts[sampled]
         ends = np.cumsum(num_logits)
@@ -241,14 +245,26 @@ class ModelRunner:
             shifts = packed.starts[sampled + 1] - ends
             wanted_X = torch.from_numpy(np.arange(ends[-1]) + np.repeat(shifts, num_logits))
             hidden_TE = hidden_TE[wanted_X.to(hidden_TE.device)]
-        return self.model.logits(hidden_TE)
+        return hidden_TE
+
+    def _highest(self, plan: StepPlan, packed: PackedBatch, wanted_XE: Tensor) -> Tensor | None:
+        """Return greedy_tokens of the wanted logits where the model finds them without those, and nobody needs them."""
+        requests = [self._batch.sampling(row) for row in packed.rows[np.flatnonzero(plan.is_sampled)].tolist()]
+        if not all([request.is_plain_greedy and request.sampling.logprobs is None for request in requests]):
+            return None
+        return self.model.highest(wanted_XE)
 
     def _sample(
-        self, plan: StepPlan, packed: PackedBatch, logits_XV: Tensor, greedy_X: Tensor | None, result: StepResult
+        self,
+        plan: StepPlan,
+        packed: PackedBatch,
+        logits_XV: Tensor | None,
+        greedy_X: Tensor | None,
+        result: StepResult,
     ) -> None:
         """Choose what each request goes on with, drafts verified, and put its states back behind the last accepted.
 
-        greedy_X: greedy_tokens of the logits, if known.
+        logits_XV: None: all requests take the highest. greedy_X: greedy_tokens of the logits, if known.
         """
         sampled = np.flatnonzero(plan.is_sampled)
         num_logits = 1 + packed.num_drafts[sampled]
@@ -256,12 +272,18 @@ class ModelRunner:
         rows = packed.rows[sampled]
         requests = [self._batch.sampling(row) for row in rows.tolist()]
         positions = self._batch.num_tokens(rows).tolist()
-        if self._draws_on_device and not packed.num_drafts.any():
+        drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
+        host_logits_XV: np.ndarray | None = None
+        places = (ends - num_logits).tolist()
+        if logits_XV is None:
+            assert greedy_X is not None, plan.request_ids
+            assert (greedy_X >= 0).all(), f"places of the highest logits {greedy_X.tolist()} of {plan.request_ids}"
+            chosen = keep_accepted(greedy_X.numpy(), drafts)
+        elif self._draws_on_device and not packed.num_drafts.any():
             found = choose_on_device(self._sampler, logits_XV, greedy_X, requests, positions)
             chosen, host_logits_XV, places = found.token_ids, found.host_logits_XV, found.places
         else:
-            host_logits_XV, places = logits_XV.cpu().numpy(), (ends - num_logits).tolist()
-            drafts = [plan.draft_token_ids[i] if plan.draft_token_ids else () for i in sampled.tolist()]
+            host_logits_XV = logits_XV.cpu().numpy()
             chosen = choose_tokens(self._sampler, host_logits_XV, requests, positions, drafts)
         self._batch.append_tokens(rows, chosen)
         self._roll_back(packed, sampled, np.array([len(token_ids) - 1 for token_ids in chosen]))

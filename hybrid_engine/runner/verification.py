@@ -73,6 +73,14 @@ def _choose_greedily(
         for index in range(1 + len(guesses))
     ]
     token_ids_X = sampler.sample(logits_XV, [request for request, _ in rows], [position for _, position in rows])
+    return keep_accepted(token_ids_X, drafts)
+
+
+def keep_accepted(token_ids_X: np.ndarray, drafts: Sequence[Drafts]) -> list[list[int]]:
+    """Return, for each request, the drafts that hold and one token more.
+
+    token_ids_X: for each request in turn what follows its last known token and each of its drafts.
+    """
     chosen, start = [], 0
     for guesses in drafts:
         token_ids = token_ids_X[start : start + 1 + len(guesses)].tolist()

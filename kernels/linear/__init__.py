@@ -8,8 +8,9 @@ from torch import Tensor
 from hybrid_engine.errors import ShapeError
 from hybrid_engine.kernels.checks import check_shape
 from hybrid_engine.kernels.linear.packed import QUANTIZATIONS, PackedLinear, check_quantization
+from hybrid_engine.kernels.linear.screen import Screen, can_screen
 
-__all__ = ["QUANTIZATIONS", "PackedLinear", "check_quantization", "linear"]
+__all__ = ["QUANTIZATIONS", "PackedLinear", "Screen", "can_screen", "check_quantization", "linear"]
 
 
 def linear(

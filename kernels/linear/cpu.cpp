@@ -3,6 +3,7 @@
 
 #include "floats.h"
 #include "integers.h"
+#include "screen.h"
 
 namespace {
 
@@ -90,6 +91,36 @@ void linear_int8(const void* x, int64_t x_stride, int32_t is_x_bf16, int32_t pla
         run((const bf16*)x);
     else
         run((const float*)x);
+}
+
+// Rows of a weight as a screen has them (screen.h): integers [num_rows, num_inputs], the others [num_rows].
+void screen_rows(const void* weight, int64_t weight_stride, int32_t is_bf16, int8_t* integers, float* scales,
+                 int32_t* corrections, float* norms, float* errors, int64_t num_rows, int64_t num_inputs,
+                 int32_t num_threads) {
+    each_task(num_rows, num_threads, true, [&](int64_t row) {
+        int8_t* to = integers + row * num_inputs;
+        const RoundedRow rounded =
+            is_bf16 ? round_turned((const bf16*)weight + row * weight_stride, num_inputs, (uint8_t*)to, num_inputs)
+                    : round_turned((const float*)weight + row * weight_stride, num_inputs, (uint8_t*)to, num_inputs);
+        int32_t total = 0;
+        for (int64_t k = 0; k < num_inputs; k++) to[k] = (int8_t)((uint8_t)to[k] - 128), total += to[k];
+        scales[row] = rounded.scale, corrections[row] = 128 * total;
+        norms[row] = rounded.norm + rounded.error, errors[row] = rounded.error;
+    });
+}
+
+// As linear_floats, but only the place of each row's highest output: out [num_rows] (screen.h). screen to errors: of the
+// rows of the weight, filled up to whole tiles.
+void highest(const void* x, int64_t x_stride, int32_t is_x_bf16, const void* packed, const int8_t* screen,
+             const float* scales, const int32_t* corrections, const float* norms, const float* errors, float divisor,
+             int64_t* out, int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
+    const Screen all{screen, scales, corrections, norms, errors};
+    if (is_x_bf16)
+        highest_outputs((const bf16*)x, x_stride, all, (const bf16*)packed, divisor, out, num_rows,
+                        {num_outputs, num_inputs}, num_threads);
+    else
+        highest_outputs((const float*)x, x_stride, all, (const float*)packed, divisor, out, num_rows,
+                        {num_outputs, num_inputs}, num_threads);
 }
 
 // 0 when small products come out right.

@@ -20,6 +20,8 @@ library = NativeLibrary(
         "unpack_rows": "pipplll",
         "linear_floats": "plipppilll",
         "linear_int8": "pliipppppilll",
+        "screen_rows": "plipppppll",
+        "highest": "plippppppfplll",
     },
 )
 

@@ -29,6 +29,19 @@ void multiply_stretches(const Product<T>& p, int64_t num_rows, int64_t num_tiles
         for (int64_t tile = 0; tile < num_tiles; tile++) sink.finish(row, tile, sums(row, tile));
 }
 
+// All rows times all tiles of a panel.
+template <class T, class Out>
+void multiply_panel(const Product<T>& product, int64_t num_rows, int64_t num_tiles, Sink<Out>& sink) {
+#if defined(HAS_AMX)
+    if constexpr (std::is_same_v<T, bf16>)
+        if (may_use_amx()) return multiply_by_amx(product, num_rows, num_tiles, sink);
+#endif
+    if (goes_in_stretches(num_rows))
+        multiply_stretches(product, num_rows, num_tiles, sink);
+    else
+        multiply(product, num_rows, num_tiles, sink);
+}
+
 template <class T, class Out>
 void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Out* out, int64_t num_rows,
             Layout<T> layout, int num_threads) {
@@ -37,13 +50,6 @@ void linear(const T* x, int64_t x_stride, const T* packed, const float* bias, Ou
                            layout.steps()};
         Sink<Out> sink{out + row * layout.num_outputs + panel * PANEL, layout.num_outputs,
                        bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
-#if defined(HAS_AMX)
-        if constexpr (std::is_same_v<T, bf16>)
-            if (may_use_amx()) return multiply_by_amx(product, rows, layout.tiles_of(panel), sink);
-#endif
-        if (goes_in_stretches(rows))
-            multiply_stretches(product, rows, layout.tiles_of(panel), sink);
-        else
-            multiply(product, rows, layout.tiles_of(panel), sink);
+        multiply_panel(product, rows, layout.tiles_of(panel), sink);
     });
 }

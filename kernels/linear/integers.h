@@ -74,8 +74,8 @@ INLINE vf join(const Line<int8_t>::Sum& high, const Line<int8_t>::Sum& low, cons
     return PLANES == 1 ? total : total * 256.0f + __builtin_convertvector(L::sum(low), vf);
 }
 
-template <int PLANES, int M, int N, class Out>
-INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, IntegerSink<Out>& sink) {
+template <int PLANES, int M, int N, class Sink>
+INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, Sink& sink) {
     typedef Line<int8_t> L;
     typename L::Sum sums[M * PLANES * N] = {};
     accumulate<M * PLANES, N, int8_t>(p.x + row * PLANES * p.row_stride, p.row_stride,
@@ -87,8 +87,8 @@ INLINE void multiply_bytes(const Product<int8_t>& p, int64_t row, int64_t tile, 
         }
 }
 
-template <int PLANES, class Out>
-void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+template <int PLANES, class Sink>
+void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t num_tiles, Sink& sink) {
     PanelSums<int8_t> sums{num_rows * PLANES, num_tiles};
     accumulate_stretches(p, sums);
     for (int64_t row = 0; row < num_rows; row++)
@@ -99,8 +99,8 @@ void multiply_byte_stretches(const Product<int8_t>& p, int64_t num_rows, int64_t
 }
 
 #if defined(HAS_AMX)
-template <int PLANES, class Out>
-void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tiles, IntegerSink<Out>& sink) {
+template <int PLANES, class Sink>
+void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tiles, Sink& sink) {
     constexpr int ROWS = AMX_ROWS / PLANES;
     AmxRegisters registers;
     for (int64_t first = 0; first < num_rows; first += ROWS, p.x += AMX_ROWS * p.row_stride) {
@@ -116,9 +116,8 @@ void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tile
 }
 #endif
 
-template <int PLANES, int M, class Out>
-void multiply_byte_rows(const Product<int8_t>& p, int64_t row, int num_rows, int64_t num_tiles,
-                        IntegerSink<Out>& sink) {
+template <int PLANES, int M, class Sink>
+void multiply_byte_rows(const Product<int8_t>& p, int64_t row, int num_rows, int64_t num_tiles, Sink& sink) {
     if constexpr (M > 1)
         if (num_rows < M) return multiply_byte_rows<PLANES, M - 1>(p, row, num_rows, num_tiles, sink);
     int64_t tile = 0;
@@ -127,11 +126,27 @@ void multiply_byte_rows(const Product<int8_t>& p, int64_t row, int num_rows, int
     for (; tile < num_tiles; tile++) multiply_bytes<PLANES, M, 1>(p, row, tile, sink);
 }
 
+// All rows times all tiles of a panel. sink.corrections: of the panel.
+template <int PLANES, class Sink>
+void multiply_integer_panel(const Product<int8_t>& product, int64_t num_rows, int64_t num_tiles, Sink& sink) {
+    constexpr int ROWS = TILE_ROWS / PLANES;
+#if defined(HAS_AMX)
+    if (may_use_amx()) return multiply_bytes_by_amx<PLANES>(product, num_rows, num_tiles, sink);
+#endif
+    if (goes_in_stretches(num_rows * PLANES))
+        return multiply_byte_stretches<PLANES>(product, num_rows, num_tiles, sink);
+    // Blocks of nearly equal height, as in multiply().
+    int64_t blocks = (num_rows + ROWS - 1) / ROWS;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t row = num_rows * b / blocks, next = num_rows * (b + 1) / blocks;
+        multiply_byte_rows<PLANES, ROWS>(product, row, (int)(next - row), num_tiles, sink);
+    }
+}
+
 template <int PLANES, class T, class Out>
 void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, const float* scales,
                         const int32_t* corrections, const float* bias, Out* out, int64_t num_rows,
                         Layout<int8_t> layout, int num_threads) {
-    constexpr int ROWS = TILE_ROWS / PLANES;
     int64_t plane_size = layout.steps() * Line<int8_t>::DEPTH;
     std::unique_ptr<uint8_t[]> planes(new uint8_t[num_rows * PLANES * plane_size]);
     std::unique_ptr<float[]> row_scales(new float[num_rows]);
@@ -145,16 +160,6 @@ void linear_of_integers(const T* x, int64_t x_stride, const int8_t* packed, cons
         IntegerSink<Out> sink{out + first * layout.num_outputs + panel * PANEL, layout.num_outputs,
                               row_scales.get() + first, scales + panel * PANEL, corrections + panel * PANEL,
                               bias ? bias + panel * PANEL : nullptr, layout.outputs_of(panel)};
-#if defined(HAS_AMX)
-        if (may_use_amx()) return multiply_bytes_by_amx<PLANES>(product, rows, layout.tiles_of(panel), sink);
-#endif
-        if (goes_in_stretches(rows * PLANES))
-            return multiply_byte_stretches<PLANES>(product, rows, layout.tiles_of(panel), sink);
-        // Blocks of nearly equal height, as in multiply().
-        int64_t blocks = (rows + ROWS - 1) / ROWS;
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t row = rows * b / blocks, next = rows * (b + 1) / blocks;
-            multiply_byte_rows<PLANES, ROWS>(product, row, (int)(next - row), layout.tiles_of(panel), sink);
-        }
+        multiply_integer_panel<PLANES>(product, rows, layout.tiles_of(panel), sink);
     });
 }

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.linear import PackedLinear, linear
+from hybrid_engine.kernels.linear import PackedLinear, Screen, can_screen, linear
 from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Change, Part, Weight
+
+LEAST_SCREENED_BYTES = 64 << 20
+"""Of a head: smaller ones stay in a cache of the processor, or are read so fast that a screen gives little."""
 
 
 class FusedLinear(WeightModule):
@@ -72,6 +75,8 @@ class Embedding(WeightModule):
         super().__init__()
         self.is_head = is_head
         self.scale = scale
+        self.screen: Screen | None = None
+        """Finds the highest score without all the others; None where nobody made it, or it wouldn't pay."""
         self.weights = (Weight("packed", (Part(f"{name}.weight", (vocab_size, hidden_size)),)),)
 
     def take_weight(self, weight: Weight, tensor: Tensor) -> None:
@@ -84,6 +89,13 @@ class Embedding(WeightModule):
         """Look tokens up: [T, E]."""
         rows_TE = self.packed.rows(token_ids_T)
         return rows_TE if self.scale is None else rows_TE * self.scale
+
+    def make_screen(self) -> None:
+        """Make a screen of a table that is read from memory whenever it scores, where it can be made."""
+        is_large = self.packed.num_bytes >= LEAST_SCREENED_BYTES
+        if self.screen is None and is_large and can_screen(self.packed):
+            screen = Screen(self.packed)
+            self.screen = screen if screen.is_usable else None
 
     def scores(self, hidden_XE: Tensor, *, divisor: float | None = None, softcap: float | None = None) -> Tensor:
         """Score the vocabulary: float32 [X, V], divided, then softcap * tanh(scores / softcap), where given."""

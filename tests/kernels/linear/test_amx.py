@@ -51,7 +51,7 @@ def library(emulator, monkeypatch):
 
 @pytest.mark.usefixtures("library")
 def test_all_that_holds_for_linear_layers_holds_by_amx():
-    files = [HERE / name for name in ("by_amx.py", "test_linear.py", "test_int8.py")]
+    files = [HERE / name for name in ("by_amx.py", "test_linear.py", "test_int8.py", "test_screen.py")]
     quietly = ("-q", "-x", "-p", "no:faulthandler", "-p", "no:cacheprovider")  # that plugin would take its signals
     command = [sys.executable, "-m", "pytest", *quietly, "-k", "native or by_amx", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
