@@ -130,7 +130,7 @@ def speculation(
 
 
 @app.command()
-def overhead(rounds: RoundsOption = 15, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
+def overhead(rounds: RoundsOption = 40, json: JsonOption = None, markdown: MarkdownOption = None) -> None:
     """What HTTP costs: a server of the tiny hybrid beside `LLM.generate`, in turns."""
     from hybrid_engine.bench import overhead as bench
 
