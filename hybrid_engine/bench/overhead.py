@@ -23,8 +23,8 @@ CONCURRENCY = 16
 NUM_TOKENS = 200
 """Of each answer."""
 NUM_ROUNDS = 40
-"""Short ones: a neighbour that slows the machine down for seconds then touches all ways alike. And many: one round's ratio
-is off by a tenth where neighbours are busy, their median by a fifth of that."""
+"""Short ones: a neighbour that slows the machine down for seconds then touches all ways alike. And many: the ratio of
+one is off by a tenth where neighbours are busy, the median by a fifth of that."""
 START_SECONDS = 180
 MEMORY = "64MiB"
 
