@@ -17,6 +17,7 @@ def test_the_arena_runs_as_many_as_the_best_split_of_the_same_memory():
     assert 0.05 < share < 0.95
 
 
+@pytest.mark.slow
 def test_a_split_that_favours_one_group_runs_fewer():
     counts = [int(MEMORY_BYTES * part) // group.block_bytes for part, group in zip((0.95, 0.05), GROUPS, strict=True)]
     shared = concurrency(GROUPS, share_memory(GROUPS, MEMORY_BYTES), MIX)
