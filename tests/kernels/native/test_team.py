@@ -66,7 +66,11 @@ def test_many_calls_one_after_the_other(library):
 
 
 def test_work_is_shared(library):
-    _, who = count(library, 32, 4, chunk=1)
+    who = set()
+    for _ in range(100):  # on a busy machine a thread may come when all is done
+        who |= count(library, 32, 4, chunk=1)[1]
+        if len(who) == 4:
+            break
     assert len(who) == 4
 
 
