@@ -3,6 +3,8 @@
 #include "view.h"
 
 constexpr int64_t FEW_ROWS = 8;
+constexpr int64_t KEY_BLOCK = 64;  // keys handled at once, cut at absolute multiples
+constexpr int64_t KEY_TILES = KEY_BLOCK / LANES;
 
 template <class T>
 struct Pair;  // products of vectors of T, 64 bytes at a time
@@ -144,11 +146,9 @@ __attribute__((noinline)) void attend_block(const View<T>& view, const Task& tas
     for (int64_t r = 0; r < R; r++) {
         int64_t first, last;
         sight(view, task, row + r, key, first, last);
-        float keep = soften(scores + r * KEY_BLOCK, weights + r * KEY_BLOCK, first, last, view.scale, view.softcap,
-                            state.high[row + r], state.total[row + r]);
-        float* sums = state.sums + (row + r) * value_size;
-        if (keep != 1)
-            for (int64_t d = 0; d < value_size; d += LANES) store(sums + d, load(sums + d) * keep);
+        float keep = soften<KEY_TILES>(scores + r * KEY_BLOCK, weights + r * KEY_BLOCK, KEY_TILES, first, last,
+                                       view.scale, view.softcap, state.high[row + r], state.total[row + r]);
+        if (keep != 1) scale(state.sums + (row + r) * value_size, keep, value_size);
     }
     for (int64_t next = start; next < end;) {
         Segment at = segment_at(view, task, next, end);

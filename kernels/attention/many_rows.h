@@ -1,5 +1,6 @@
 // Many rows (prefill): keys and values of a block are laid in lines once, then multiplied tile by tile.
 #pragma once
+#include "amx.h"
 #include "view.h"
 
 // A 16 x 16 transpose of 32-bit words, by swapping ever larger blocks.
@@ -19,75 +20,117 @@ INLINE void transpose(vu* v) {
     }
 }
 
-// Rows of the key block's keys, null where no row of the task sees one.
+constexpr int64_t MANY_KEYS = 256;  // keys handled at once, cut at absolute multiples: more would leave the cache,
+                                    // with fewer adding up what they give takes longer than they do
+constexpr int64_t KEY_STEP = 32;    // and those at its ends that no row sees are left out in so many at a time
+
+// Keys [start, start + num_keys) of a task, and where each lies: null where no row of the task sees it.
 template <class T>
-struct BlockRows {
-    const T* k[KEY_BLOCK];
-    const T* v[KEY_BLOCK];
+struct KeyBlock {
+    int64_t start, num_keys;
+    const T* k[MANY_KEYS];
+    const T* v[MANY_KEYS];
+
+    // The block that `key` is in, which a row of the task sees.
+    KeyBlock(const View<T>& view, const Task& task, int64_t key) : k{}, v{} {
+        const int64_t end = std::min((key / MANY_KEYS + 1) * MANY_KEYS, task.end_key);
+        start = key / KEY_STEP * KEY_STEP;
+        num_keys = (end - start + KEY_STEP - 1) / KEY_STEP * KEY_STEP;
+        while (key < end) {
+            const Segment segment = segment_at(view, task, key, end);
+            for (int64_t i = 0; i < segment.num_keys; i++) {
+                k[key - start + i] = view.k + segment.k_offset + i * view.k_slot;
+                v[key - start + i] = view.v + segment.v_offset + i * view.v_slot;
+            }
+            key += segment.num_keys;
+        }
+    }
 };
 
-template <class T>
-INLINE BlockRows<T> find_rows(const View<T>& view, const Task& task, int64_t key) {
-    BlockRows<T> rows = {};
-    int64_t end = std::min(key + KEY_BLOCK, task.end_key);
-    for (int64_t next = std::max(key, task.first_key); next < end;) {
-        Segment segment = segment_at(view, task, next, end);
-        for (int64_t i = 0; i < segment.num_keys; i++) {
-            rows.k[next - key + i] = view.k + segment.k_offset + i * view.k_slot;
-            rows.v[next - key + i] = view.v + segment.v_offset + i * view.v_slot;
-        }
-        next += segment.num_keys;
+// Lines (tile.h) of a matrix, in panels of PANEL_TILES tiles that stay in the nearest cache while all rows meet them:
+// [panels][inputs / DEPTH][tiles of the panel][LANES][DEPTH].
+constexpr int64_t PANEL_TILES = 4;
+struct Panels {
+    int64_t steps, num_tiles;  // steps: inputs / DEPTH
+    int64_t tiles_of(int64_t panel) const { return std::min(PANEL_TILES, num_tiles - panel * PANEL_TILES); }
+    // In 32-bit words.
+    int64_t stride_of(int64_t tile) const { return tiles_of(tile / PANEL_TILES) * LANES; }
+    int64_t place_of(int64_t tile) const {
+        return tile / PANEL_TILES * PANEL_TILES * LANES * steps + tile % PANEL_TILES * LANES;
     }
-    return rows;
-}
+};
 
-// Lines for the product with queries: [size / DEPTH][keys][DEPTH], which is a transpose of 32-bit words.
+// Panels of keys: of each word of a key a line, which is a transpose of 32-bit words.
 template <class T>
-void lay_keys(const BlockRows<T>& rows, uint32_t* lines, int64_t size) {
-    const int64_t words = size * sizeof(T) / 4;
-    for (int64_t tile = 0; tile < KEY_TILES; tile++)
+void lay_keys(const KeyBlock<T>& block, uint32_t* lines, const Panels& panels) {
+    const int64_t words = panels.steps;
+    for (int64_t tile = 0; tile < panels.num_tiles; tile++) {
+        uint32_t* to = lines + panels.place_of(tile);
+        const int64_t stride = panels.stride_of(tile);
         for (int64_t word = 0; word < words; word += LANES) {
-            vu v[LANES] = {};
-            int64_t there = std::min<int64_t>(LANES, words - word);
+            vu v[LANES];
+            const int there = (int)std::min<int64_t>(LANES, words - word);
+#pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
-                const T* row = rows.k[tile * LANES + i];
-                if (row) memcpy(&v[i], (const uint32_t*)row + word, there * 4);
+                const T* row = block.k[tile * LANES + i];
+                v[i] = row ? (vu)load_first((const float*)row + word, there) : vu{};
             }
             transpose(v);
-            for (int64_t i = 0; i < there; i++) memcpy(lines + (word + i) * KEY_BLOCK + tile * LANES, &v[i], sizeof v[i]);
+            for (int i = 0; i < there; i++) memcpy(to + (word + i) * stride, &v[i], sizeof v[i]);
         }
+    }
 }
 
-// Lines for the product with weights: [keys / DEPTH][size][DEPTH].
+// Panels of values: of each DEPTH keys a line.
 template <class T>
-void lay_values(const BlockRows<T>& rows, T* lines, int64_t size) {
+void lay_values(const KeyBlock<T>& block, uint32_t* lines, const Panels& panels) {
     constexpr int depth = Line<T>::DEPTH;
-    for (int64_t i = 0; i < KEY_BLOCK; i += depth)
-        for (int64_t d = 0; d < size; d += LANES) {
-            vu line = value_line(rows.v[i], rows.v[i + depth - 1], d);
-            memcpy(lines + i * size + d * depth, &line, sizeof line);
+    for (int64_t step = 0; step < panels.steps; step++)
+        for (int64_t tile = 0; tile < panels.num_tiles; tile++) {
+            vu line = value_line(block.v[step * depth], block.v[step * depth + depth - 1], tile * LANES);
+            memcpy(lines + panels.place_of(tile) + step * panels.stride_of(tile), &line, sizeof line);
         }
 }
 
-struct ScoreSink {
-    float* scores;
-    METHOD vf start(int64_t, int64_t) { return vf{}; }
-    METHOD void finish(int64_t row, int64_t tile, vf x) { store(scores + row * KEY_BLOCK + tile * LANES, x); }
+template <bool ADDS>
+struct Sums {
+    float* sums;
+    int64_t stride;
+    METHOD vf start(int64_t row, int64_t tile) { return ADDS ? load(sums + row * stride + tile * LANES) : vf{}; }
+    METHOD void finish(int64_t row, int64_t tile, vf x) { store(sums + row * stride + tile * LANES, x); }
 };
 
-struct SumSink {
-    float* sums;
-    int64_t size;
-    const float* keep;
-    METHOD vf start(int64_t row, int64_t tile) { return load(sums + row * size + tile * LANES) * keep[row]; }
-    METHOD void finish(int64_t row, int64_t tile, vf x) { store(sums + row * size + tile * LANES, x); }
-};
+// sums[num_rows][num_tiles][LANES] = rows, x_stride apart, times panels; added to what is there where ADDS.
+template <bool ADDS, class T>
+void multiply_panels(const T* x, int64_t x_stride, int64_t num_rows, const uint32_t* lines, const Panels& panels,
+                     float* sums) {
+    const int64_t stride = panels.num_tiles * LANES;
+    for (int64_t tile = 0; tile < panels.num_tiles; tile += PANEL_TILES) {
+        const int64_t num_tiles = panels.tiles_of(tile / PANEL_TILES);
+        Product<T> p{x, x_stride, (const T*)(lines + panels.place_of(tile)), panels.stride_of(tile) * Line<T>::DEPTH,
+                     panels.steps};
+        Sums<ADDS> sink{sums + tile * LANES, stride};
+#if defined(HAS_AMX)
+        if constexpr (std::is_same_v<T, bf16>)
+            if (may_use_amx()) {
+                AmxRegisters registers;
+                for (int64_t row = 0; row < num_rows; row += AMX_ROWS, p.x += AMX_ROWS * p.row_stride)
+                    accumulate_by_amx<ADDS ? 0 : FROM_ZERO>(p, (int)std::min<int64_t>(AMX_ROWS, num_rows - row),
+                                                            num_tiles, sink.sums + row * stride,
+                                                            stride * sizeof(float), registers);
+                continue;
+            }
+#endif
+        multiply(p, num_rows, num_tiles, sink);
+    }
+}
 
 // Memory of one thread for tasks of up to `rows` rows.
 template <class T>
 struct ManyRowsScratch {
-    T *q, *weights, *keys, *values;
-    float *scores, *keep, *state, *folded;
+    T *q, *weights;
+    uint32_t *keys, *values;
+    float *scores, *state, *folded;
 
     static int64_t num_bytes(int64_t rows, int64_t size, int64_t value_size) {
         return at(nullptr, rows, size, value_size).second;
@@ -97,11 +140,10 @@ struct ManyRowsScratch {
         auto take = [&](int64_t bytes) { return memory + std::exchange(used, used + (bytes + 63) / 64 * 64); };
         ManyRowsScratch s;
         s.q = (T*)take(rows * size * sizeof(T));
-        s.weights = (T*)take(rows * KEY_BLOCK * sizeof(T));
-        s.keys = (T*)take(KEY_BLOCK * size * sizeof(T));
-        s.values = (T*)take(KEY_BLOCK * value_size * sizeof(T));
-        s.scores = (float*)take(rows * KEY_BLOCK * 4);
-        s.keep = (float*)take(rows * 4);
+        s.weights = (T*)take(rows * MANY_KEYS * sizeof(T));
+        s.keys = (uint32_t*)take(MANY_KEYS * size * sizeof(T));
+        s.values = (uint32_t*)take(MANY_KEYS * value_size * sizeof(T));
+        s.scores = (float*)take(rows * MANY_KEYS * 4);
         s.state = (float*)take(State::num_floats(rows, value_size) * 4);
         s.folded = (float*)take(State::num_floats(rows, value_size) * 4);
         return {s, used};
@@ -111,30 +153,32 @@ struct ManyRowsScratch {
 template <class T>
 void attend_many_rows(const View<T>& view, const Task& task, char* memory) {
     const int64_t rows = task.num_tokens * view.share(), size = view.size, value_size = view.value_size;
-    const int64_t depth = Line<T>::DEPTH;
+    constexpr int64_t depth = Line<T>::DEPTH;
     auto scratch = ManyRowsScratch<T>::at(memory, rows, size, value_size).first;
     State state = State::at(task.is_split ? view.partials + task.partial : scratch.state, rows, value_size);
     State folded = State::at(scratch.folded, rows, value_size);
     state.clear(rows);
     if (view.is_exact) folded.clear(rows);
     gather_queries(view, task, scratch.q);
-    for (int64_t key = task.first_key / KEY_BLOCK * KEY_BLOCK; key < task.end_key; key += KEY_BLOCK) {
-        BlockRows<T> found = find_rows(view, task, key);
-        lay_keys(found, (uint32_t*)scratch.keys, size);
-        ScoreSink score_sink{scratch.scores};
-        multiply(Product<T>{scratch.q, size, scratch.keys, KEY_BLOCK * depth, size / depth}, rows, KEY_TILES, score_sink);
+    for (int64_t key = task.first_key; key < task.end_key;) {
+        const KeyBlock<T> block(view, task, key);
+        const int64_t num_keys = block.num_keys;
+        const Panels keys{size / depth, num_keys / LANES}, values{num_keys / depth, value_size / LANES};
+        lay_keys(block, scratch.keys, keys);
+        multiply_panels<false>(scratch.q, size, rows, scratch.keys, keys, scratch.scores);
         for (int64_t r = 0; r < rows; r++) {
             int64_t first, last;
-            sight(view, task, r, key, first, last);
-            scratch.keep[r] = soften(scratch.scores + r * KEY_BLOCK, scratch.weights + r * KEY_BLOCK, first, last,
-                                     view.scale, view.softcap, state.high[r], state.total[r]);
+            sight(view, task, r, block.start, first, last);
+            const float keep =
+                soften<MANY_KEYS / LANES>(scratch.scores + r * num_keys, scratch.weights + r * num_keys,
+                                          num_keys / LANES, first, last, view.scale, view.softcap, state.high[r],
+                                          state.total[r]);
+            if (keep != 1) scale(state.sums + r * value_size, keep, value_size);
         }
-        lay_values(found, scratch.values, value_size);
-        SumSink sum_sink{state.sums, value_size, scratch.keep};
-        multiply(Product<T>{scratch.weights, KEY_BLOCK, scratch.values, value_size * depth, KEY_BLOCK / depth}, rows,
-                 value_size / LANES, sum_sink);
-        const int64_t next = key + KEY_BLOCK;
-        if (view.is_exact && !task.is_split && (next % SPLIT_KEYS == 0 || next >= task.end_key)) {
+        lay_values(block, scratch.values, values);
+        multiply_panels<true>(scratch.weights, num_keys, rows, scratch.values, values, state.sums);
+        key = (key / MANY_KEYS + 1) * MANY_KEYS;
+        if (view.is_exact && !task.is_split && (key % SPLIT_KEYS == 0 || key >= task.end_key)) {
             for (int64_t r = 0; r < rows; r++) fold(folded, state, r, r);
             state.clear(rows);
         }

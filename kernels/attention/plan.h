@@ -5,7 +5,8 @@
 
 #include "few_rows.h"
 
-constexpr int64_t TASK_ROWS = 96;         // rows of one prefill task: enough to repay laying keys and values in lines
+constexpr int64_t TASK_ROWS = 256;        // most rows of one prefill task: enough to repay laying keys and values in lines
+constexpr int64_t ROW_STEP = 32;          // and a multiple of these, which are multiplied at once
 constexpr int64_t SPLIT_ROWS = 16;        // of short chunks, and up to so many rows, keys are split among tasks
 constexpr int64_t ALIKE_TOKENS = 17;      // a chunk of up to so many tokens (one and its drafts) is computed token for
                                           // token as in chunks of one: a verified text is the same to the last bit
@@ -163,16 +164,24 @@ void plan_tile(const View<T>& view, Task task, bool is_short, const Covered& cov
         plan.merges.push_back({task.token, task.num_tokens, task.kv_head, first_part, (int64_t)plan.parts.size()});
 }
 
+// Rows of one prefill task: so many that all threads are busy to the end, rather than waiting for the last task.
+template <class T>
+int64_t choose_task_rows(const View<T>& view, int num_threads) {
+    const int64_t num_rows = view.query_starts[view.num_requests] * view.num_heads;
+    return std::clamp(num_rows / (4 * num_threads) / ROW_STEP * ROW_STEP, ROW_STEP, TASK_ROWS);
+}
+
 template <class T>
 Plan make_plan(const View<T>& view, int num_threads) {
     Plan plan;
+    const int64_t task_rows = choose_task_rows(view, num_threads);
     const std::vector<Covered> covered = plan_all_shared(view, num_threads, plan);
     const int64_t num_shared_tasks = plan.tasks.size();
     for (int64_t request = 0; request < view.num_requests; request++) {
         const Chunk chunk = Chunk::of(view, request);
         const bool is_short = chunk.is_short();
         const int64_t step = is_short ? (chunk.is_together(view) ? chunk.num_tokens : 1)
-                                      : std::max<int64_t>(1, TASK_ROWS / view.share());
+                                      : std::max<int64_t>(1, task_rows / view.share());
         for (int64_t head = 0; head < view.num_kv_heads; head++)
             for (int64_t token = 0; token < chunk.num_tokens; token += step) {
                 Task task{request, head, chunk.token + token, std::min(step, chunk.num_tokens - token),

@@ -5,8 +5,6 @@
 
 #include "tile.h"
 
-constexpr int64_t KEY_BLOCK = 64;  // keys handled at once, cut at absolute multiples
-constexpr int64_t KEY_TILES = KEY_BLOCK / LANES;
 constexpr int64_t SPLIT_KEYS = 512;  // where keys are split among tasks, at absolute multiples
 
 template <class T>
@@ -102,36 +100,41 @@ __attribute__((noinline)) inline void fold(State into, State part, int64_t into_
     for (int64_t d = 0; d < size; d += LANES) store(to + d, load(to + d) * keep + load(from + d) * share);
 }
 
-// Turn one row's scores of a key block into weights, of which [first, last) are seen, and move the running softmax on.
-// Returns what the row's former sums must be multiplied by. Weights outside [first, last) are zero.
-template <class T>
-INLINE float soften(const float* scores, T* weights, int64_t first, int64_t last, float scale, float softcap,
-                    float& high, float& total) {
-    vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vf s[KEY_TILES];
-    vf most = set1(-INFINITY);
-    for (int64_t t = 0; t < KEY_TILES; t++) {
+// Turn one row's scores of num_tiles (at most MOST) tiles of keys into weights, of which [first, last) are seen, and move
+// the running softmax on. Returns what the row's former sums must be multiplied by. Other weights are zero.
+template <int MOST, class T>
+INLINE float soften(const float* scores, T* weights, int64_t num_tiles, int64_t first, int64_t last, float scale,
+                    float softcap, float& high, float& total) {
+    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vf unseen = set1(-INFINITY);
+    vf s[MOST];
+    vf most = unseen;
+    for (int64_t t = 0; t < num_tiles; t++) {
         vf x = load(scores + t * LANES) * (scale * (softcap != 0 ? 1 : LOG2E));
         if (softcap != 0) x = tanh(x / softcap) * (softcap * LOG2E);
         vi key = lane + (int32_t)(t * LANES);
-        s[t] = (key >= (int32_t)first) & (key < (int32_t)last) ? x : set1(-INFINITY);
+        s[t] = (key >= (int32_t)first) & (key < (int32_t)last) ? x : unseen;
         most = max(most, s[t]);
     }
     float now = std::max(high, highest(most));
     if (now == -INFINITY) {  // nothing seen yet
-        for (int64_t t = 0; t < KEY_TILES; t++) store(weights + t * LANES, vf{});
+        for (int64_t t = 0; t < num_tiles; t++) store(weights + t * LANES, vf{});
         return 1;
     }
     vf sum_of = vf{};
-    for (int64_t t = 0; t < KEY_TILES; t++) {
+    for (int64_t t = 0; t < num_tiles; t++) {
         vf w = exp2(s[t] - now);
         sum_of += w;
         store(weights + t * LANES, w);
     }
-    float keep = std::exp2(high - now);
+    const float keep = now == high ? 1 : std::exp2(high - now);
     total = total * keep + sum(sum_of);
     high = now;
     return keep;
+}
+
+INLINE void scale(float* sums, float factor, int64_t size) {
+    for (int64_t d = 0; d < size; d += LANES) store(sums + d, load(sums + d) * factor);
 }
 
 // One row's result from its running softmax.

@@ -29,6 +29,22 @@ void multiply_stretches(const Product<T>& p, int64_t num_rows, int64_t num_tiles
         for (int64_t tile = 0; tile < num_tiles; tile++) sink.finish(row, tile, sums(row, tile));
 }
 
+#if defined(HAS_AMX)
+template <class Sink>
+void multiply_by_amx(Product<bf16> p, int64_t num_rows, int64_t num_tiles, Sink& sink) {
+    AmxRegisters registers;
+    vf sums[AMX_ROWS * PANEL_TILES];
+    for (int64_t row = 0; row < num_rows; row += AMX_ROWS, p.x += AMX_ROWS * p.row_stride) {
+        int rows = (int)std::min<int64_t>(AMX_ROWS, num_rows - row);
+        for (int m = 0; m < rows; m++)
+            for (int64_t n = 0; n < num_tiles; n++) sums[m * num_tiles + n] = sink.start(row + m, n);
+        accumulate_by_amx<FROM_MEMORY>(p, rows, num_tiles, sums, num_tiles * ROW_BYTES, registers);
+        for (int m = 0; m < rows; m++)
+            for (int64_t n = 0; n < num_tiles; n++) sink.finish(row + m, n, sums[m * num_tiles + n]);
+    }
+}
+#endif
+
 // All rows times all tiles of a panel.
 template <class T, class Out>
 void multiply_panel(const Product<T>& product, int64_t num_rows, int64_t num_tiles, Sink<Out>& sink) {

@@ -106,7 +106,7 @@ void multiply_bytes_by_amx(Product<int8_t> p, int64_t num_rows, int64_t num_tile
     for (int64_t first = 0; first < num_rows; first += ROWS, p.x += AMX_ROWS * p.row_stride) {
         Line<int8_t>::Sum sums[AMX_ROWS * PANEL_TILES] = {};
         int rows = (int)std::min<int64_t>(ROWS, num_rows - first);
-        accumulate_by_amx(p, rows * PLANES, num_tiles, sums, registers);
+        accumulate_by_amx<FROM_MEMORY>(p, rows * PLANES, num_tiles, sums, num_tiles * ROW_BYTES, registers);
         for (int m = 0; m < rows; m++)
             for (int64_t n = 0; n < num_tiles; n++) {
                 const auto *high = sums + m * PLANES * num_tiles + n, *low = high + (PLANES - 1) * num_tiles;

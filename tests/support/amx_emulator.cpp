@@ -169,6 +169,7 @@ bool execute(const uint8_t* code, ucontext_t* context, int& length) {
     switch (opcode << 4 | prefix << 1 | (mod == 3)) {
         case 0x490: return configure(start);                         // LDTILECFG
         case 0x491: memset(registers, 0, sizeof registers); return true;  // TILERELEASE
+        case 0x497: return first.rows > 0 && (memset(first.bytes, 0, sizeof first.bytes), true);  // TILEZERO
         case 0x4b6: return first.rows > 0 && (load(first, start, stride), true);   // TILELOADD
         case 0x4b4: return first.rows > 0 && (store(first, start, stride), true);  // TILESTORED
         case 0x5c5: return fit(first, second, last) && (add_bf16(first, second, last), true);   // TDPBF16PS

@@ -1,12 +1,14 @@
-// Products of panels by AMX: one instruction multiplies 16 rows with 16 lines (tile.h) of 16 outputs.
+// Products by AMX: one instruction multiplies 16 rows with 16 lines (tile.h) of 16 outputs.
 //
 // Each output adds up one sum for every AMX_STEPS lines, in their order, lines beyond the last taken as zeros: as in
 // tile.h, a result doesn't depend on how the work was cut. Of bf16 such a sum is float32: even and odd inputs by
 // themselves, each in their order, then both; smaller than normal numbers is zero. Of bytes it is exact.
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: TDPBF16PS, TDPBUSD, LDTILECFG.
 #pragma once
+#include <algorithm>
+#include <type_traits>
+
 #include "bytes.h"
-#include "layout.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__)
 #define HAS_AMX
@@ -60,6 +62,10 @@ template <int REGISTER>
 INLINE void store_register(void* p, int64_t row_bytes) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(row_bytes), "i"(REGISTER) : "memory");
 }
+template <int REGISTER>
+INLINE void clear_register() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(REGISTER));
+}
 template <int SUMS, int INPUTS, int WEIGHTS>
 INLINE void add_product(bf16) {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(SUMS), "i"(INPUTS), "i"(WEIGHTS));
@@ -79,15 +85,20 @@ INLINE void count(Body body) {
     count(std::make_integer_sequence<int, N>{}, body);
 }
 
-// AMX_STEPS lines of N tiles times M * 16 rows. Strides are in bytes.
+// AMX_STEPS lines of N tiles times M * 16 rows. Strides are in bytes. Products begin before all rows are loaded.
 template <int M, int N, class T>
 INLINE void amx_step(const char* x, int64_t row_stride, const char* line, int64_t line_stride) {
-    count<M>([&](auto m) METHOD { load_register<4 + m>(x + m * LANES * row_stride, row_stride); });
+    load_register<4>(x, row_stride);
     count<N>([&](auto n) METHOD {
         constexpr int WEIGHTS = 4 + M + n % (4 - M);
         load_register<WEIGHTS>(line + n * ROW_BYTES, line_stride);
-        count<M>([&](auto m) METHOD { add_product<m * 4 / M + n, 4 + m, WEIGHTS>(T{}); });
+        add_product<n, 4, WEIGHTS>(T{});
     });
+    if constexpr (M > 1) {
+        static_assert(M == 2 && N <= 2, "each tile of weights is still in its register");
+        load_register<5>(x + LANES * row_stride, row_stride);
+        count<N>([&](auto n) METHOD { add_product<2 + n, 5, 4 + M + n>(T{}); });
+    }
 }
 
 // The same of fewer lines and rows: nothing else is read.
@@ -100,8 +111,14 @@ void amx_last_step(const char* x, int64_t row_stride, int rows, const char* line
     amx_step<M, N, T>(inputs, ROW_BYTES, weights, N * ROW_BYTES);
 }
 
+// How accumulate_by_amx() is used, any of these or 0.
+enum AmxUse {
+    FROM_MEMORY = 1,  // lines come from memory, one after the other, and not from a cache
+    FROM_ZERO = 2,    // sums begin at zero, whatever is there
+};
+
 // Sums of N tiles from `tile` on. Strides are in bytes.
-template <int M, int N, class T>
+template <int USE, int M, int N, class T>
 void amx_block(const Product<T>& p, int rows, int64_t tile, char* sums, int64_t sums_stride) {
     constexpr int64_t AHEAD = 4 * AMX_STEPS;  // lines: 16 KiB of a whole panel, further than processors look
     const int64_t row_stride = p.row_stride * sizeof(T), line_stride = p.line_stride * sizeof(T);
@@ -114,10 +131,15 @@ void amx_block(const Product<T>& p, int rows, int64_t tile, char* sums, int64_t 
             });
         });
     };
-    each_sum([&](auto i, char* at) METHOD { load_register<i>(at, sums_stride); });
+    each_sum([&](auto i, char* at) METHOD {
+        if constexpr (USE & FROM_ZERO)
+            clear_register<i>();
+        else
+            load_register<i>(at, sums_stride);
+    });
     int64_t left = p.steps;
     for (; left >= AMX_STEPS; left -= AMX_STEPS) {
-        for (int64_t i = AHEAD; i < AHEAD + AMX_STEPS; i++)
+        for (int64_t i = AHEAD; (USE & FROM_MEMORY) && i < AHEAD + AMX_STEPS; i++)
             for (int n = 0; n < N; n++) __builtin_prefetch(line + i * line_stride + n * ROW_BYTES);
         amx_step<M, N, T>(x, row_stride, line, line_stride);
         x += ROW_BYTES;
@@ -127,36 +149,21 @@ void amx_block(const Product<T>& p, int rows, int64_t tile, char* sums, int64_t 
     each_sum([&](auto i, char* at) METHOD { store_register<i>(at, sums_stride); });
 }
 
-template <int M, int N, class T>
-void amx_blocks(const Product<T>& p, int rows, int64_t tile, int64_t num_tiles, char* sums) {
-    for (; tile + N <= num_tiles; tile += N) amx_block<M, N>(p, rows, tile, sums, num_tiles * ROW_BYTES);
+template <int USE, int M, int N, class T>
+void amx_blocks(const Product<T>& p, int rows, int64_t tile, int64_t num_tiles, char* sums, int64_t sums_stride) {
+    for (; tile + N <= num_tiles; tile += N) amx_block<USE, M, N>(p, rows, tile, sums, sums_stride);
     if constexpr (N > 1)
-        if (tile < num_tiles) amx_blocks<M, N - 1>(p, rows, tile, num_tiles, sums);
+        if (tile < num_tiles) amx_blocks<USE, M, N - 1>(p, rows, tile, num_tiles, sums, sums_stride);
 }
 
-// sums[rows][num_tiles] += the first `rows` (at most AMX_ROWS) times all tiles.
-template <class T>
-void accumulate_by_amx(const Product<T>& p, int rows, int64_t num_tiles, typename Line<T>::Sum* sums,
+// The first `rows` (at most AMX_ROWS) times all tiles, added to sums that lie sums_stride bytes apart from row to row.
+template <int USE, class T>
+void accumulate_by_amx(const Product<T>& p, int rows, int64_t num_tiles, void* sums, int64_t sums_stride,
                        AmxRegisters& registers) {
     registers.set_rows(rows);
     if (rows <= LANES)
-        amx_blocks<1, 4>(p, rows, 0, num_tiles, (char*)sums);
+        amx_blocks<USE, 1, 4>(p, rows, 0, num_tiles, (char*)sums, sums_stride);
     else
-        amx_blocks<2, 2>(p, rows, 0, num_tiles, (char*)sums);
-}
-
-// As multiply() of tile.h, of one panel.
-template <class Sink>
-void multiply_by_amx(Product<bf16> p, int64_t num_rows, int64_t num_tiles, Sink& sink) {
-    AmxRegisters registers;
-    vf sums[AMX_ROWS * PANEL_TILES];
-    for (int64_t row = 0; row < num_rows; row += AMX_ROWS, p.x += AMX_ROWS * p.row_stride) {
-        int rows = (int)std::min<int64_t>(AMX_ROWS, num_rows - row);
-        for (int m = 0; m < rows; m++)
-            for (int64_t n = 0; n < num_tiles; n++) sums[m * num_tiles + n] = sink.start(row + m, n);
-        accumulate_by_amx(p, rows, num_tiles, sums, registers);
-        for (int m = 0; m < rows; m++)
-            for (int64_t n = 0; n < num_tiles; n++) sink.finish(row + m, n, sums[m * num_tiles + n]);
-    }
+        amx_blocks<USE, 2, 2>(p, rows, 0, num_tiles, (char*)sums, sums_stride);
 }
 #endif
