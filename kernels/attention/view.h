@@ -123,7 +123,7 @@ INLINE float soften(const float* scores, T* weights, int64_t num_tiles, int64_t 
     }
     vf sum_of = vf{};
     for (int64_t t = 0; t < num_tiles; t++) {
-        vf w = exp2(s[t] - now);
+        vf w = exp2_of_low(s[t] - now);
         sum_of += w;
         store(weights + t * LANES, w);
     }

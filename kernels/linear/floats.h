@@ -14,6 +14,11 @@ struct Sink {
     METHOD vf start(int64_t, int64_t tile) {
         return bias ? load_first(bias + tile * LANES, width(tile)) : vf{};
     }
+    // The places that a row's outputs go to, before they are there.
+    METHOD void ask_for(int64_t row) {
+        const char *place = (const char*)(out + row * row_stride), *end = place + num_outputs * sizeof(Out);
+        for (; place < end; place += CACHE_LINE) __builtin_prefetch(place, 1);
+    }
     METHOD void finish(int64_t row, int64_t tile, vf total) {
         store_first(out + row * row_stride + tile * LANES, total, width(tile));
     }
@@ -35,10 +40,17 @@ void multiply_by_amx(Product<bf16> p, int64_t num_rows, int64_t num_tiles, Sink&
     AmxRegisters registers;
     vf sums[AMX_ROWS * PANEL_TILES];
     for (int64_t row = 0; row < num_rows; row += AMX_ROWS, p.x += AMX_ROWS * p.row_stride) {
-        int rows = (int)std::min<int64_t>(AMX_ROWS, num_rows - row);
-        for (int m = 0; m < rows; m++)
-            for (int64_t n = 0; n < num_tiles; n++) sums[m * num_tiles + n] = sink.start(row + m, n);
-        accumulate_by_amx<FROM_MEMORY>(p, rows, num_tiles, sums, num_tiles * ROW_BYTES, registers);
+        const int rows = (int)std::min<int64_t>(AMX_ROWS, num_rows - row);
+        for (int m = 0; m < rows; m++) sink.ask_for(row + m);
+        if (sink.bias) {
+            for (int m = 0; m < rows; m++)
+                for (int64_t n = 0; n < num_tiles; n++) sums[m * num_tiles + n] = sink.start(row + m, n);
+            accumulate_by_amx<FROM_MEMORY>(p, rows, num_tiles, sums, num_tiles * ROW_BYTES, registers);
+        } else if (row == 0) {
+            accumulate_by_amx<FROM_MEMORY | FROM_ZERO>(p, rows, num_tiles, sums, num_tiles * ROW_BYTES, registers);
+        } else {  // the panel is in the cache now
+            accumulate_by_amx<FROM_ZERO>(p, rows, num_tiles, sums, num_tiles * ROW_BYTES, registers);
+        }
         for (int m = 0; m < rows; m++)
             for (int64_t n = 0; n < num_tiles; n++) sink.finish(row + m, n, sums[m * num_tiles + n]);
     }

@@ -12,6 +12,7 @@ constexpr int64_t PANEL = 64, PANEL_TILES = PANEL / LANES;
 // Multiply-adds that take one thread about 12 us; those of a single row, which waits for its weight, count twice. Waking
 // others takes 8 to 30 us where they sleep, 1 where they spin.
 constexpr int64_t FEW_PRODUCTS = 1 << 20;
+constexpr int64_t CACHED_BYTES = 3 << 18;  // of inputs: 2 MiB of second-level cache hold them and a panel
 
 template <class T>
 struct Layout {
@@ -56,13 +57,16 @@ void each_of_rows(const T* packed, const int64_t* ids, int64_t num_ids, Layout<T
 // Calls body(panel, row, rows) until every panel has met every row.
 template <class T, class Body>
 void each_panel(const Layout<T>& layout, int64_t num_rows, int num_threads, Body body) {
-    // Rows are cut too where panels alone can't keep the threads busy.
-    int64_t panels = layout.panels();
-    int64_t row_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
-    bool is_much = std::max<int64_t>(2, num_rows) * layout.num_outputs * layout.num_inputs > FEW_PRODUCTS;
+    // Rows are cut where panels alone can't keep the threads busy, and where their inputs would not stay in a core's cache
+    // while they meet one panel after the other.
+    const int64_t panels = layout.panels();
+    const int64_t busy_blocks = std::min((4 * num_threads + panels - 1) / panels, (num_rows + 47) / 48);
+    const int64_t cached_rows = std::max<int64_t>(48, CACHED_BYTES / (layout.num_inputs * (int64_t)sizeof(T)));
+    const int64_t row_blocks = std::max(busy_blocks, (num_rows + cached_rows - 1) / cached_rows);
+    const bool is_much = std::max<int64_t>(2, num_rows) * layout.num_outputs * layout.num_inputs > FEW_PRODUCTS;
     each_task(panels * row_blocks, num_threads, is_much, [&](int64_t task) {
-        int64_t panel = task / row_blocks, block = task % row_blocks;
-        int64_t row = num_rows * block / row_blocks;
+        const int64_t panel = task % panels, block = task / panels;
+        const int64_t row = num_rows * block / row_blocks;
         body(panel, row, num_rows * (block + 1) / row_blocks - row);
     });
 }

@@ -7,8 +7,6 @@
 
 constexpr int64_t SERIAL_WORK = 1 << 15;  // multiplications below which waking other threads costs more than it gives
 
-INLINE vf silu(vf x) { return x / (1.0f + exp(-x)); }
-
 // log(1 + exp(x)) as max(x, 0) + 2 atanh(e / (2 + e)) with e = exp(-|x|): the argument is at most 1/3, where seven terms
 // of the series do.
 INLINE vf softplus(vf x) {

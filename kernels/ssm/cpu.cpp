@@ -17,7 +17,7 @@ template <bool IS_NORM_FIRST, bool IS_SILU>
 void gated_norm(Rows x, Rows gate, Rows out, const Weight& weight, int64_t row, int64_t start, int64_t size, float eps,
                 float* scratch) {
     vf squares = vf{};
-    auto activated = [](vf x) METHOD { return IS_SILU ? silu(x) : 1.0f / (1.0f + exp(-x)); };
+    auto activated = [](vf x) METHOD { return IS_SILU ? silu(x) : sigmoid(x); };
     for_pieces(size, [&](int64_t i, int n) METHOD {
         vf value = x.at(row, start + i, n);
         if (!IS_NORM_FIRST) value *= activated(gate.at(row, start + i, n));
