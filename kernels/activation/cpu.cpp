@@ -1,21 +1,9 @@
 // Activations, alone and as gates.
+#include "activations.h"
 #include "rows.h"
 #include "team.h"
 
 namespace {
-
-struct Silu {
-    METHOD static vf of(vf x) { return silu(x); }
-};
-struct Sigmoid {
-    METHOD static vf of(vf x) { return sigmoid(x); }
-};
-struct GeluTanh {
-    // x / 2 * (1 + tanh(u)) is x / (1 + exp(-2u))
-    METHOD static vf of(vf x) {
-        return quotient(x, 1.0f + exp(-1.5957691216057308f * (x + 0.044715f * x * x * x)));
-    }
-};
 
 constexpr int64_t CUT = 1024;  // columns of one piece of work, so that a single row of a wide MLP is shared too
 

@@ -1,7 +1,7 @@
 // Linear layers on weights packed once: bfloat16, float, and int8 with inputs rounded to integers.
 #include <cmath>
 
-#include "floats.h"
+#include "gated.h"
 #include "integers.h"
 #include "screen.h"
 
@@ -75,6 +75,20 @@ void linear_floats(const void* x, int64_t x_stride, int32_t is_x_bf16, const voi
         run((const bf16*)x);
     else
         run((const float*)x);
+}
+
+// act(gate) * up, where both are whole panels: out [num_rows, num_outputs / 2], of x's type. is_gelu: else SiLU.
+void linear_gated(const void* x, int64_t x_stride, int32_t is_bf16, const void* packed, const float* bias, void* out,
+                  int32_t is_gelu, int64_t num_rows, int64_t num_outputs, int64_t num_inputs, int32_t num_threads) {
+    auto run = [&](auto* out) {
+        typedef std::decay_t<decltype(*out)> T;
+        const auto multiply = is_gelu ? linear_gated<GeluTanh, T> : linear_gated<Silu, T>;
+        multiply((const T*)x, x_stride, (const T*)packed, bias, out, num_rows, {num_outputs, num_inputs}, num_threads);
+    };
+    if (is_bf16)
+        run((bf16*)out);
+    else
+        run((float*)out);
 }
 
 // x and out: float32, or bf16 where is_…_bf16. planes: bytes that an input is rounded to, 1 or 2. scales, corrections:

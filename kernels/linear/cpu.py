@@ -19,11 +19,15 @@ library = NativeLibrary(
         "pack": "plipll",
         "unpack_rows": "pipplll",
         "linear_floats": "plipppilll",
+        "linear_gated": "plipppilll",
         "linear_int8": "pliipppppilll",
         "screen_rows": "plipppppll",
         "highest": "plippppppfplll",
     },
 )
+
+PANEL = 64
+"""Outputs that lie side by side: layout.h."""
 
 
 def can_tile(weight_NK: Tensor) -> bool:
@@ -72,26 +76,39 @@ class TiledForm:
 
     def multiply(self, x_TK: Tensor, bias_N: Tensor | None, *, out_dtype: torch.dtype) -> Tensor:
         """As reference.linear."""
+        out_TN = torch.empty(len(x_TK), self.shape[0], dtype=out_dtype)
+        self._run("linear_floats", x_TK, bias_N, out_TN, out_dtype == torch.bfloat16)
+        return out_TN
+
+    def can_gate(self, kind: str) -> bool:
+        """Whether multiply_gated() can: both halves of the outputs are whole panels."""
+        return kind in ("gelu_tanh", "silu") and self.shape[0] % (2 * PANEL) == 0
+
+    def multiply_gated(self, x_TK: Tensor, bias_N: Tensor | None, *, kind: str) -> Tensor:
+        """act(gate) * up, with the bits that multiply() and then act_mul() would give."""
+        out_TI = torch.empty(len(x_TK), self.shape[0] // 2, dtype=self.dtype)
+        self._run("linear_gated", x_TK, bias_N, out_TI, kind == "gelu_tanh")
+        return out_TI
+
+    def _run(self, function: str, x_TK: Tensor, bias_N: Tensor | None, out: Tensor, option: bool) -> None:
         if self.shape[1] % 2:
             x_TK = F.pad(x_TK, (0, 1))
         elif x_TK.stride(1) != 1:
             x_TK = x_TK.contiguous()
         if bias_N is not None:
             bias_N = bias_N.float().contiguous()
-        out_TN = torch.empty(len(x_TK), self.shape[0], dtype=out_dtype)
-        library.load().linear_floats(
+        getattr(library.load(), function)(
             x_TK.data_ptr(),
             x_TK.stride(0),
             self.dtype == torch.bfloat16,
             self.data.data_ptr(),
             None if bias_N is None else bias_N.data_ptr(),
-            out_TN.data_ptr(),
-            out_dtype == torch.bfloat16,
+            out.data_ptr(),
+            option,
             len(x_TK),
             *self.shape,
             num_threads(),
         )
-        return out_TN
 
 
 def check_ids(ids_T: Tensor, num_outputs: int) -> None:

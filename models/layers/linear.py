@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from hybrid_engine.kernels.linear import PackedLinear, Screen, can_screen, linear
+from hybrid_engine.kernels.linear import PackedLinear, Screen, can_screen, linear, linear_gated
 from hybrid_engine.models.layers.weight import WeightModule
 from hybrid_engine.weights.parts import Change, Part, Weight
 
@@ -58,6 +58,10 @@ class FusedLinear(WeightModule):
     def forward(self, x_TK: Tensor) -> Tensor:
         """Project: [T, N]."""
         return linear(x_TK, self.packed, self.bias_N)
+
+    def gated(self, x_TK: Tensor, *, kind: str) -> Tensor:
+        """act(gate) * up, where the projections are gate and up: [T, N / 2]. kind: as act_mul()'s."""
+        return linear_gated(x_TK, self.packed, self.bias_N, kind=kind)
 
 
 class Embedding(WeightModule):

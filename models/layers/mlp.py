@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hybrid_engine.kernels.activation import act_mul
 from hybrid_engine.models.layers.linear import FusedLinear
 
 
@@ -31,4 +30,4 @@ class GatedMlp(nn.Module):
 
     def forward(self, x_TE: Tensor) -> Tensor:
         """[T, E]."""
-        return self.down(act_mul(self.gate_up(x_TE), kind=self.activation))
+        return self.down(self.gate_up.gated(x_TE, kind=self.activation))

@@ -5,7 +5,8 @@ import torch
 from kernel_paths import on_cpu_paths
 
 from hybrid_engine.errors import ShapeError
-from hybrid_engine.kernels.linear import PackedLinear, linear, reference
+from hybrid_engine.kernels.activation import act_mul
+from hybrid_engine.kernels.linear import PackedLinear, linear, linear_gated, reference
 
 pytestmark = pytest.mark.usefixtures("path")
 
@@ -105,6 +106,24 @@ def test_the_number_of_threads_changes_no_bit(dtype, num_tokens, path):
     torch.set_num_threads(before)
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu_tanh", "gelu"])
+@pytest.mark.parametrize(("num_tokens", "num_outputs", "num_inputs"), [(1, 128, 40), (7, 256, 33), (70, 384, 64)])
+def test_a_gate_in_one_pass_has_the_bits_of_two(dtype, kind, num_tokens, num_outputs, num_inputs):
+    x_TK, weight_NK = make(num_tokens, num_outputs, num_inputs, dtype)
+    packed, bias_N = PackedLinear.pack(weight_NK), torch.randn(num_outputs)
+    for bias in (None, bias_N):
+        expected = act_mul(linear(x_TK, packed, bias), kind=kind)
+        assert torch.equal(linear_gated(x_TK, packed, bias, kind=kind), expected)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_gate_of_any_weight_is_two_ops_together(dtype, quantization):
+    x_TK, weight_NK = make(5, 90, 40, dtype)
+    packed = PackedLinear.pack(weight_NK, quantization)
+    expected = act_mul(linear(x_TK, packed), kind="silu")
+    assert torch.equal(linear_gated(x_TK, packed, kind="silu"), expected)
 
 
 def test_a_packed_weight_takes_no_more_memory_than_the_plain_one(dtype):
