@@ -26,6 +26,40 @@ INLINE void norm_rope_head(const T* from, T* to, const Weight& norm, const float
     rotate_row(row, to, cos, sin, p.size, p.rotary);
 }
 
+// The same of a head of N vectors that is rotated as a whole, with the same bits: it stays in registers.
+template <int N, class T>
+INLINE void norm_rope_whole_head(const T* from, T* to, const Weight& norm, const float* cos, const float* sin,
+                                 float eps) {
+    vf x[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N; i++) x[i] = load(from + i * LANES);
+    if (norm.data) {
+        vf squares = vf{};
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) squares += x[i] * x[i];
+        const float scale = rms_scale(squares, N * LANES, eps);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) x[i] = x[i] * scale * norm.at(i * LANES, LANES);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < N / 2; i++) {
+        const int64_t low = i * LANES, high = (i + N / 2) * LANES;
+        store(to + low, x[i] * load(cos + low) - x[i + N / 2] * load(sin + low));
+        store(to + high, x[i + N / 2] * load(cos + high) + x[i] * load(sin + high));
+    }
+}
+
+template <class T>
+INLINE void norm_rope_any_head(const T* from, T* to, const Weight& norm, const float* cos, const float* sin,
+                               const Projected<T>& p, float* row) {
+    switch (p.rotary == p.size ? p.size / LANES : 0) {
+        case 4: return norm_rope_whole_head<4>(from, to, norm, cos, sin, p.eps);
+        case 8: return norm_rope_whole_head<8>(from, to, norm, cos, sin, p.eps);
+        case 16: return norm_rope_whole_head<16>(from, to, norm, cos, sin, p.eps);
+        default: return norm_rope_head(from, to, norm, cos, sin, p, row);
+    }
+}
+
 template <class T>
 void norm_rope_write(const Projected<T>& p, int num_threads) {
     const bool is_much = p.num_tokens * p.size * (p.num_heads + p.num_kv_heads) > 1 << 15;
@@ -35,10 +69,10 @@ void norm_rope_write(const Projected<T>& p, int num_threads) {
         const float *cos = p.cos + t * p.rotary, *sin = p.sin + t * p.rotary;
         const int64_t block = p.slots[t] / p.block_size, slot = p.slots[t] % p.block_size;
         for (int64_t h = 0; h < p.num_heads; h++, from += p.size)
-            norm_rope_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
+            norm_rope_any_head(from, p.q + (t * p.num_heads + h) * p.size, p.q_norm, cos, sin, p, row);
         for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.size)
-            norm_rope_head(from, p.k_cache + block * p.k_block + h * p.k_head + slot * p.k_slot, p.k_norm, cos, sin, p,
-                           row);
+            norm_rope_any_head(from, p.k_cache + block * p.k_block + h * p.k_head + slot * p.k_slot, p.k_norm, cos, sin,
+                               p, row);
         for (int64_t h = 0; h < p.num_kv_heads; h++, from += p.value_size)
             memcpy(p.v_cache + block * p.v_block + h * p.v_head + slot * p.v_slot, from, p.value_size * sizeof(T));
     });

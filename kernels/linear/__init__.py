@@ -31,8 +31,8 @@ def linear(
 def linear_gated(x_TK: Tensor, packed: PackedLinear, bias_N: Tensor | None = None, *, kind: str) -> Tensor:
     """act(gate) * up of a weight whose outputs are gate's, then up's: [T, N / 2], as linear() and then act_mul().
 
-    On a CPU in one pass where it can be, so that gate and up are never written to memory: they are the largest tensors of
-    a step. kind: as act_mul()'s. Raises ShapeError when shapes, dtypes or the kind don't fit.
+    On a CPU in one pass where it can be, so that gate and up, the largest tensors of a step, are never written to memory.
+    kind: as act_mul()'s. Raises ShapeError when shapes, dtypes or the kind don't fit.
     """
     form = packed.form
     if isinstance(form, cpu.TiledForm) and form.can_gate(kind):

@@ -24,6 +24,9 @@ INLINE void for_pieces(int64_t size, Body body) {
     if (i < size) body(i, (int)(size - i));
 }
 
+// 1 / rms of a row of `size` elements whose squares are added up in lanes.
+INLINE float rms_scale(vf squares, int64_t size, float eps) { return 1 / std::sqrt(sum(squares) / (float)size + eps); }
+
 // to = x / rms(x) * weight; x and to may be the same row.
 template <class T, class Out>
 INLINE void norm_row(const T* x, Out* to, const Weight& weight, int64_t size, float eps) {
@@ -32,7 +35,7 @@ INLINE void norm_row(const T* x, Out* to, const Weight& weight, int64_t size, fl
         vf piece = load_first(x + i, n);
         squares += piece * piece;
     });
-    float scale = 1 / std::sqrt(sum(squares) / (float)size + eps);
+    const float scale = rms_scale(squares, size, eps);
     for_pieces(size, [&](int64_t i, int n) METHOD {
         store_first(to + i, load_first(x + i, n) * scale * weight.at(i, n), n);
     });

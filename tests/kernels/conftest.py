@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from amx import amx_emulator, emulated_amx  # noqa: F401 (fixtures)
 
 from hybrid_engine.kernels.native import NativeLibrary
 from hybrid_engine.kernels.native.builder import find_compiler

@@ -132,8 +132,10 @@ def run_fused(function, dtype, *, kv_heads, heads, size, rotary, norm_dtype, zer
         {"kv_heads": 2, "heads": 6, "size": 80, "rotary": 20, "norm_dtype": torch.float32, "zero_centered": False},
         {"kv_heads": 2, "heads": 2, "size": 32, "rotary": 32, "norm_dtype": None, "zero_centered": False},
         {"kv_heads": 1, "heads": 3, "size": 24, "rotary": 12, "norm_dtype": None, "zero_centered": False},
+        {"kv_heads": 2, "heads": 4, "size": 128, "rotary": 128, "norm_dtype": torch.float32, "zero_centered": False},
+        {"kv_heads": 1, "heads": 2, "size": 64, "rotary": 64, "norm_dtype": None, "zero_centered": False},
     ],
-    ids=["gemma3", "partial_rotary", "no_norm", "odd_size"],
+    ids=["gemma3", "partial_rotary", "no_norm", "odd_size", "whole_128", "whole_64"],
 )
 def test_the_fused_projection_is_its_parts_in_turn(dtype, case):
     fused = run_fused(qkv_norm_rope_write, dtype, **case)

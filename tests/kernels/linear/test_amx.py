@@ -1,61 +1,42 @@
-"""Linear layers by AMX: the machine code itself, on processors without AMX through an emulator of its instructions."""
+"""Linear layers by AMX."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from amx import compile_or_skip, needs_amx, needs_x86, run_tests
 
 from hybrid_engine.kernels import linear
 from hybrid_engine.kernels.native import builder
 
 HERE = Path(__file__).parent
-EMULATOR = HERE.parents[1] / "support" / "amx_emulator.cpp"
 SOURCE = Path(str(linear.__file__)).with_name("cpu.cpp")
-AMX = "native -mamx-tile -mamx-bf16 -mamx-int8"
 
-pytestmark = pytest.mark.skipif("x86" not in os.uname().machine, reason="AMX is x86-64's")
-
-
-def compile_or_skip(*arguments):
-    """Run the compiler; skip the test where it is too old for AMX, or missing."""
-    compiler = builder.find_compiler()
-    if compiler is None:
-        pytest.skip("no C++ compiler here")
-    known = subprocess.run([compiler, "-mamx-bf16", "-E", "-xc++", "-"], input=b"", capture_output=True, check=False)
-    if known.returncode:
-        pytest.skip("this compiler doesn't know AMX")
-    subprocess.run([compiler, *map(str, arguments)], check=True)
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    """What LD_PRELOAD has to name."""
-    if "avx512_vnni" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("what surrounds AMX takes AVX-512, which this processor doesn't have")
-    path = tmp_path_factory.mktemp("amx") / "emulator.so"
-    compile_or_skip("-std=c++17", "-O2", "-march=native", "-shared", "-fPIC", EMULATOR, "-o", path, "-ldl")
-    return path
+pytestmark = needs_x86
 
 
 @pytest.fixture
-def library(emulator, monkeypatch):
+def library(emulated_amx):
     """The library built for AMX, proven by its self-test in the emulator."""
-    monkeypatch.setenv("LD_PRELOAD", str(emulator))
-    monkeypatch.setenv("HYBRID_ENGINE_MARCH", AMX)
     path = builder.build(SOURCE)
     assert path is not None
     return path
 
 
 @pytest.mark.usefixtures("library")
+def test_sums_by_amx_are_those_that_are_written():
+    run_tests([HERE / "by_amx.py"], "by_amx")
+
+
+@needs_amx
+def test_a_processor_that_has_it_computes_as_the_emulator():
+    assert builder.build(SOURCE) is not None
+    run_tests([HERE / "by_amx.py"], "by_amx")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
 def test_all_that_holds_for_linear_layers_holds_by_amx():
-    files = [HERE / name for name in ("by_amx.py", "test_linear.py", "test_int8.py", "test_screen.py")]
-    quietly = ("-q", "-x", "-p", "no:faulthandler", "-p", "no:cacheprovider")  # that plugin would take its signals
-    command = [sys.executable, "-m", "pytest", *quietly, "-k", "native or by_amx", *files]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    run_tests([HERE / name for name in ("test_linear.py", "test_int8.py", "test_screen.py")], "native")
 
 
 def test_a_process_that_is_refused_amx_does_without(library, monkeypatch):
