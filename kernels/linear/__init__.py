@@ -31,7 +31,7 @@ def linear(
 def linear_gated(x_TK: Tensor, packed: PackedLinear, bias_N: Tensor | None = None, *, kind: str) -> Tensor:
     """act(gate) * up of a weight whose outputs are gate's, then up's: [T, N / 2], as linear() and then act_mul().
 
-    On a CPU in one pass where it can be, so that gate and up, the largest tensors of a step, are never written to memory.
+    On a CPU in one pass where it can be: gate and up, the largest tensors of a step, are then never written to memory.
     kind: as act_mul()'s. Raises ShapeError when shapes, dtypes or the kind don't fit.
     """
     form = packed.form
