@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from hybrid_engine.bench.calls import BlockCall, Row, When, is_count, is_positive
+from hybrid_engine.bench.conversations import in_conversations
 from hybrid_engine.errors import TraceError
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -27,17 +28,8 @@ MAIN = "main"
 
 
 def read_mooncake(rows: Iterator[Row]) -> Iterator[BlockCall]:
-    """Read Mooncake's release as it is: each request is a session of its own."""
-    for number, row in enumerate(rows):
-        time_ms = row.seconds("timestamp")
-        yield _call(
-            row,
-            session=f"row {number}",
-            scope="",
-            names=("input_length", "output_length"),
-            block_tokens=MOONCAKE_BLOCK_TOKENS,
-            when=When(arrival_s=None if time_ms is None else time_ms / 1000),
-        )
+    """Read Mooncake's release as it is: each request is a session of its own, for it comes when it came."""
+    yield from in_conversations(_mooncake(row, number) for number, row in enumerate(rows))
 
 
 def read_blocks(rows: Iterator[Row]) -> Iterator[BlockCall]:
@@ -45,7 +37,7 @@ def read_blocks(rows: Iterator[Row]) -> Iterator[BlockCall]:
     numbered = enumerate(rows)
     for session, group in groupby(numbered, key=lambda pair: pair[1].session() if "session" in pair[1].names else None):
         if session is None:
-            yield from (_single(row, number) for number, row in group)
+            yield from in_conversations(_single(row, number) for number, row in group)
         else:
             yield from _with_agents([_streamed(row, session) for _, row in group])
 
@@ -68,6 +60,18 @@ class _Streamed:
     is_main: bool
     start_s: float
     end_s: float
+
+
+def _mooncake(row: Row, number: int) -> BlockCall:
+    time_ms = row.seconds("timestamp")
+    return _call(
+        row,
+        session=f"row {number}",
+        scope="",
+        names=("input_length", "output_length"),
+        block_tokens=MOONCAKE_BLOCK_TOKENS,
+        when=When(arrival_s=None if time_ms is None else time_ms / 1000),
+    )
 
 
 def _single(row: Row, number: int) -> BlockCall:

@@ -64,6 +64,8 @@ class BlockCall:
     when: When = UNKNOWN
     names_answer: bool = False
     """Whether the runs go on through the answer."""
+    conversation: str = ""
+    """Sessions of one name here are one conversation, and stay in one part of a trace; "": the session is one."""
 
 
 Call = MessageCall | TextCall | BlockCall

@@ -106,6 +106,8 @@ WHOLE = Part()
 def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = None, part: Part = WHOLE) -> list[Call]:
     """Return the calls of a trace in its order, those of the part's first num_sessions sessions and their sub-agents.
 
+    Where requests are sessions of their own, those of one conversation count as one session here.
+
     path: a file, or a folder of them. format: a key of FORMATS, or 'auto'. None: all sessions.
     Raises TraceError, which names file and line, for what can't be read or can't be replayed.
     """
@@ -116,7 +118,8 @@ def read_trace(path: Path, *, format: str = AUTO, num_sessions: int | None = Non
     num_kept = 0
     calls = []
     for call in _calls_of(path, format):
-        root = roots.setdefault(call.session, roots.get(call.when.parent or "", call.session))
+        name = getattr(call, "conversation", "") or call.session
+        root = roots.setdefault(name, roots.get(call.when.parent or "", name))
         if root not in is_kept:
             is_kept[root] = part.has(len(is_kept)) and (num_sessions is None or num_kept < num_sessions)
             num_kept += is_kept[root]

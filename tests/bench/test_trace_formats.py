@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from small_traces import block_row
 
 from hybrid_engine.bench.calls import When
-from hybrid_engine.bench.traces import read_trace
+from hybrid_engine.bench.traces import Part, read_trace
 from hybrid_engine.errors import TraceError
 
 HI, YES = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}
@@ -37,6 +38,35 @@ def test_a_request_goes_on_with_the_conversation_that_it_begins_with(write_trace
     other = {"role": "user", "content": "else"}
     rows = [chat(HI, response="yes"), chat(other, response="yes"), chat(HI, YES, MORE, response="no")]
     assert [call.session for call in read_trace(write_trace(*rows))] == ["session 1", "session 2", "session 1"]
+
+
+def conversations(calls):
+    return [call.conversation for call in calls]
+
+
+def test_prompts_that_go_on_from_one_another_are_one_conversation_each_in_its_own_time(write_trace):
+    rows = [block_row(0, 1), block_row(0, 2), block_row(0, 1, 3), block_row(0, 1, 3, 4), block_row(5)]
+    calls = read_trace(write_trace(*rows))
+    assert conversations(calls) == ["row 0", "row 1", "row 0", "row 0", "row 4"]
+    assert len({call.session for call in calls}) == len(rows)
+
+
+def test_a_beginning_that_many_share_makes_no_conversation_of_them(write_trace):
+    rows = [block_row(0), *(block_row(0, 10 + index) for index in range(9)), block_row(0, 10, 50)]
+    assert len(set(conversations(read_trace(write_trace(*rows))))) == 10
+
+
+def test_a_block_that_a_prompt_does_not_fill_is_not_gone_on_from(write_trace):
+    partial = {**block_row(0, 1), "input_tokens": 40}
+    assert len(set(conversations(read_trace(write_trace(partial, block_row(0, 2), block_row(0, 1, 3)))))) == 1
+    assert len(set(conversations(read_trace(write_trace({**partial, "hash_ids": [7, 1]}, block_row(0, 1)))))) == 2
+
+
+def test_a_conversation_stays_in_one_part_of_a_trace(write_trace):
+    rows = [block_row(0, 1), block_row(5, 6), block_row(0, 1, 2), block_row(5, 6, 7), block_row(5, 6, 7, 8)]
+    path = write_trace(*rows)
+    assert [len(read_trace(path, part=Part(number, 2))) for number in (1, 2)] == [2, 3]
+    assert len(read_trace(path, num_sessions=1)) == 2
 
 
 def test_times_count_from_the_first_request_in_seconds_or_as_dates(write_trace):

@@ -44,7 +44,7 @@ def test_each_message_of_an_agent_is_a_call_of_that_agent(write_trace):
 @pytest.mark.parametrize(("row", "time"), [(BLOCKS, 0.0), (RELEASE, 27.482)], ids=["ours", "as Mooncake released it"])
 def test_block_hashes_are_read(write_trace, row, time):
     (call,) = read_trace(write_trace(row))
-    assert call == BlockCall("row 0", "", 700, 3, ((5, 2),), 512, when=When(arrival_s=time))
+    assert call == BlockCall("row 0", "", 700, 3, ((5, 2),), 512, when=When(arrival_s=time), conversation="row 0")
 
 
 def test_runs_of_block_hashes_are_local_to_their_session(write_trace):
