@@ -36,6 +36,11 @@ struct Rows {
         int64_t i = row * stride + column;
         return is_bf16 ? to_float(((const bf16*)data)[i]) : ((const float*)data)[i];
     }
+    // Before it is read: rows lie so far apart that processors don't look ahead.
+    METHOD void ask_for(int64_t row, int64_t column) const {
+        const int64_t i = row * stride + column;
+        if (data) __builtin_prefetch(is_bf16 ? (const void*)((const bf16*)data + i) : (const float*)data + i);
+    }
     METHOD void put(int64_t row, int64_t column, vf x, int n) const {
         int64_t i = row * stride + column;
         if (is_bf16) return store_first((bf16*)data + i, x, n);

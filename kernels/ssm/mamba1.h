@@ -59,6 +59,8 @@ INLINE void store_columns(const vf* from, int64_t num_states, int n, float* rows
     }
 }
 
+constexpr int64_t AHEAD_TOKENS = 8;
+
 // Tokens [begin, end) for n channels. NUM is the number of states, or 0: any. Not inlined: the states must stay in
 // registers.
 template <int NUM>
@@ -70,6 +72,7 @@ __attribute__((noinline)) void advance(const Mamba1& s, int64_t channel, int n, 
     for (int k = 0; k < NUM; k++) held[k] = states[k];
     const vf bias = load_or_zero(s.dt_bias, channel, n), skip = load_first(s.D + channel, n);
     for (int64_t t = begin; t < end; t++) {
+        for (const Rows& rows : {s.dt, s.x, s.z}) rows.ask_for(t + AHEAD_TOKENS, channel);
         vf dt = softplus(s.dt.at(t, channel, n) + bias), x = s.x.at(t, channel, n);
         vf added = dt * x, y[2] = {skip * x, vf{}};
         const float *B = s.B + t * s.B_stride, *C = s.C + t * s.C_stride;
