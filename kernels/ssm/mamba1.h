@@ -71,9 +71,14 @@ __attribute__((noinline)) void advance(const Mamba1& s, int64_t channel, int n, 
     vf* h = NUM ? held : states;
     for (int k = 0; k < NUM; k++) held[k] = states[k];
     const vf bias = load_or_zero(s.dt_bias, channel, n), skip = load_first(s.D + channel, n);
+    auto step_of = [&](int64_t t) METHOD { return softplus(s.dt.at(t, channel, n) + bias); };
+    vf next = begin < end ? step_of(begin) : vf{};
     for (int64_t t = begin; t < end; t++) {
         for (const Rows& rows : {s.dt, s.x, s.z}) rows.ask_for(t + AHEAD_TOKENS, channel);
-        vf dt = softplus(s.dt.at(t, channel, n) + bias), x = s.x.at(t, channel, n);
+        vf dt = next, x = s.x.at(t, channel, n);
+        // Long chains of operations, which run beside those of the states.
+        const vf gate = s.z.data ? silu(s.z.at(t, channel, n)) : set1(1);
+        if (t + 1 < end) next = step_of(t + 1);
         vf added = dt * x, y[2] = {skip * x, vf{}};
         const float *B = s.B + t * s.B_stride, *C = s.C + t * s.C_stride;
 #pragma GCC unroll 16
@@ -81,9 +86,7 @@ __attribute__((noinline)) void advance(const Mamba1& s, int64_t channel, int n, 
             h[k] = h[k] * exp2_of_finite(a[k] * dt) + added * B[k];  // where nearly all the time goes
             y[k & 1] += h[k] * C[k];
         }
-        vf out = y[0] + y[1];
-        if (s.z.data) out *= silu(s.z.at(t, channel, n));
-        s.out.put(t, channel, out, n);
+        s.out.put(t, channel, (y[0] + y[1]) * gate, n);
     }
     for (int k = 0; k < NUM; k++) states[k] = held[k];
 }
