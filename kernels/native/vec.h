@@ -31,7 +31,11 @@ INLINE vf load(const float* p) {
 INLINE vf load(const bf16* p) {
     vh half;
     memcpy(&half, p, sizeof half);
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
     return (vf)(__builtin_convertvector(half, vu) << 16);
+#endif
 }
 INLINE vi load(const int32_t* p) {
     vi x;
@@ -110,18 +114,18 @@ INLINE float highest(vf x) {
 }
 
 // 2^x to 2 units in the last place; 0 below -126, for processors are slow with what is smaller than normal numbers.
-#if defined(__AVX512F__)
-// Of a finite x; what is smaller than normal numbers is not zero here. The polynomial is 1 + x * (best of degree 4 on
-// [-1/2, 1/2], by relative error), so that 2^0 is 1.
+#if defined(__AVX512DQ__)
+// Of a finite x; what is smaller than normal numbers is not zero here. The power of the fraction in [0, 1) is 1 + x * (best
+// of degree 4 by relative error), so that 2^0 is 1; scalef takes the whole part of x itself.
 INLINE vf exp2_of_finite(vf x) {
-    vf whole = (vf)_mm512_roundscale_ps((__m512)x, 0), rest = x - whole;
-    vf y = set1(1.32647269e-3f);
-    y = y * rest + 9.67151266e-3f;
-    y = y * rest + 5.55073374e-2f;
-    y = y * rest + 2.40222421e-1f;
-    y = y * rest + 6.93146978e-1f;
+    vf rest = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
+    vf y = set1(1.86713005e-3f);
+    y = y * rest + 9.01703071e-3f;
+    y = y * rest + 5.57999127e-2f;
+    y = y * rest + 2.40164444e-1f;
+    y = y * rest + 6.93151295e-1f;
     y = y * rest + 1.0f;
-    return (vf)_mm512_scalef_ps((__m512)y, (__m512)whole);
+    return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
 }
 // Of an x that is at most 126, or NaN.
 INLINE vf exp2_of_low(vf x) {
