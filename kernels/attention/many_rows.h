@@ -3,23 +3,6 @@
 #include "amx.h"
 #include "view.h"
 
-// A 16 x 16 transpose of 32-bit words, by swapping ever larger blocks.
-INLINE void transpose(vu* v) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-    for (int step = 1; step < LANES; step *= 2) {
-        vi is_odd = (lane & step) != 0;
-        vi low = is_odd ? lane + (LANES - step) : lane, high = is_odd ? lane + LANES : lane + step;
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++)
-            if (!(i & step)) {
-                vu a = v[i], b = v[i + step];
-                v[i] = __builtin_shuffle(a, b, low);
-                v[i + step] = __builtin_shuffle(a, b, high);
-            }
-    }
-}
-
 constexpr int64_t MANY_KEYS = 256;  // keys handled at once, cut at absolute multiples: more would leave the cache,
                                     // with fewer adding up what they give takes longer than they do
 constexpr int64_t KEY_STEP = 32;    // and those at its ends that no row sees are left out in so many at a time
@@ -76,7 +59,7 @@ void lay_keys(const KeyBlock<T>& block, uint32_t* lines, const Panels& panels) {
                 v[i] = row ? (vu)load_first((const float*)row + word, there) : vu{};
             }
             transpose(v);
-            for (int i = 0; i < there; i++) memcpy(to + (word + i) * stride, &v[i], sizeof v[i]);
+            for (int i = 0; i < there; i++) write(to + (word + i) * stride, v[i]);
         }
     }
 }
@@ -88,7 +71,7 @@ void lay_values(const KeyBlock<T>& block, uint32_t* lines, const Panels& panels)
     for (int64_t step = 0; step < panels.steps; step++)
         for (int64_t tile = 0; tile < panels.num_tiles; tile++) {
             vu line = value_line(block.v[step * depth], block.v[step * depth + depth - 1], tile * LANES);
-            memcpy(lines + panels.place_of(tile) + step * panels.stride_of(tile), &line, sizeof line);
+            write(lines + panels.place_of(tile) + step * panels.stride_of(tile), line);
         }
 }
 

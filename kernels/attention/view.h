@@ -105,7 +105,7 @@ __attribute__((noinline)) inline void fold(State into, State part, int64_t into_
 template <int MOST, class T>
 INLINE float soften(const float* scores, T* weights, int64_t num_tiles, int64_t first, int64_t last, float scale,
                     float softcap, float& high, float& total) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vi lane = lane_numbers();
     const vf unseen = set1(-INFINITY);
     vf s[MOST];
     vf most = unseen;
@@ -113,7 +113,7 @@ INLINE float soften(const float* scores, T* weights, int64_t num_tiles, int64_t 
         vf x = load(scores + t * LANES) * (scale * (softcap != 0 ? 1 : LOG2E));
         if (softcap != 0) x = tanh(x / softcap) * (softcap * LOG2E);
         vi key = lane + (int32_t)(t * LANES);
-        s[t] = (key >= (int32_t)first) & (key < (int32_t)last) ? x : unseen;
+        s[t] = select((key >= (int32_t)first) & (key < (int32_t)last), x, unseen);
         most = max(most, s[t]);
     }
     float now = std::max(high, highest(most));

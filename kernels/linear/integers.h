@@ -12,9 +12,9 @@
 constexpr float SMALLEST = 0x1p-100f;  // nearer to zero is as good as zero: its inverse would be no float
 
 INLINE void store_bytes(uint8_t* p, vi x, int n) {
-    typedef uint8_t vb __attribute__((vector_size(LANES)));
-    vb bytes = __builtin_convertvector(x, vb);
-    memcpy(p, &bytes, n);
+    uint8_t bytes[LANES];
+    narrow_to_bytes(bytes, x);
+    memcpy(p, bytes, n);
 }
 
 // One row to planes of plane_size bytes. Returns what its integers are multiplied with; NaN if anything isn't finite.
@@ -70,8 +70,8 @@ struct IntegerSink {
 template <int PLANES>
 INLINE vf join(const Line<int8_t>::Sum& high, const Line<int8_t>::Sum& low, const int32_t* corrections) {
     typedef Line<int8_t> L;
-    vf total = __builtin_convertvector(L::sum(high) - load(corrections), vf);
-    return PLANES == 1 ? total : total * 256.0f + __builtin_convertvector(L::sum(low), vf);
+    vf total = to_floats(L::sum(high) - load(corrections));
+    return PLANES == 1 ? total : total * 256.0f + to_floats(L::sum(low));
 }
 
 template <int PLANES, int M, int N, class Sink>

@@ -63,16 +63,6 @@ struct Candidates {
     }
 };
 
-INLINE bool any(vi mask) {
-#if defined(__AVX512F__)
-    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
-#else
-    int32_t all = 0;
-    for (int i = 0; i < LANES; i++) all |= mask[i];
-    return all;
-#endif
-}
-
 // What a row of inputs was rounded to, and what that can change.
 struct RoundedRow {
     float scale;

@@ -41,11 +41,7 @@ struct Line<int8_t> {
     METHOD static Sum add(Sum total, Weights w, Input x) {
         return {_mm256_dpbusd_avx_epi32(total.low, x, w.low), _mm256_dpbusd_avx_epi32(total.high, x, w.high)};
     }
-    METHOD static vi sum(Sum total) {
-        vi all;
-        memcpy(&all, &total, sizeof all);
-        return all;
-    }
+    METHOD static vi sum(const Sum& total) { return read<vi>(&total); }
 };
 #else
 // vpmaddubsw would saturate: two products of bytes don't fit 16 bits. So both sides are widened to 16 bits first.
@@ -73,11 +69,12 @@ struct Line<int8_t> {
         return total;
     }
     METHOD static vi sum(const Sum& total) {
-        int32_t parts[2 * LANES];
-        memcpy(parts, &total, sizeof parts);
-        vi all;
-        for (int i = 0; i < LANES; i++) all[i] = parts[2 * i] + parts[2 * i + 1];
-        return all;
+        __m256i halves[2];
+        for (int i = 0; i < 2; i++) {
+            const __m256i sums = _mm256_hadd_epi32(total.quarters[2 * i], total.quarters[2 * i + 1]);
+            halves[i] = _mm256_permute4x64_epi64(sums, 0xd8);  // from the order 0, 2, 1, 3
+        }
+        return read<vi>(halves);
     }
 };
 #endif

@@ -53,67 +53,10 @@ struct Line<bf16> {
     };
     typedef Weights Input;
     METHOD static Weights split(vu pairs) { return {(vf)(pairs << 16), (vf)(pairs & 0xffff0000u)}; }
-    METHOD static Weights weights(const bf16* p) {
-        vu pairs;
-        memcpy(&pairs, p, sizeof pairs);
-        return split(pairs);
-    }
+    METHOD static Weights weights(const bf16* p) { return split(read<vu>(p)); }
     METHOD static Input input(const bf16* p) { return {set1(to_float(p[0])), set1(to_float(p[1]))}; }
     METHOD static vf add(vf total, const Weights& w, const Input& x) {
         return total + w.first * x.first + w.second * x.second;
-    }
-};
-#endif
-
-// What accumulate() works with: a line, and its sums as the registers are.
-template <class T>
-struct Registers : Line<T> {
-    typedef typename Line<T>::Sum Total;
-};
-
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-// A vf would be kept in memory there, at a tenth of the speed.
-struct Halves {
-    __m256 low, high;
-    METHOD Halves plus(const Halves& w, __m256 x) const {
-        return {_mm256_fmadd_ps(w.low, x, low), _mm256_fmadd_ps(w.high, x, high)};
-    }
-};
-
-template <>
-struct Registers<float> {
-    static constexpr int DEPTH = 1;
-    typedef Halves Total;
-    typedef Halves Weights;
-    typedef __m256 Input;
-    METHOD static Weights weights(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-    METHOD static Input input(const float* p) { return _mm256_set1_ps(*p); }
-    METHOD static Total add(const Total& total, const Weights& w, Input x) { return total.plus(w, x); }
-};
-
-template <>
-struct Registers<bf16> {
-    static constexpr int DEPTH = 2;
-    typedef Halves Total;
-    struct Weights {
-        Halves first, second;
-    };
-    struct Input {
-        __m256 first, second;
-    };
-    METHOD static __m256 first(__m256i pairs) { return (__m256)_mm256_slli_epi32(pairs, 16); }
-    METHOD static __m256 second(__m256i pairs) {
-        return (__m256)_mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000));
-    }
-    METHOD static Weights weights(const bf16* p) {
-        __m256i low = _mm256_loadu_si256((const __m256i*)p), high = _mm256_loadu_si256((const __m256i*)p + 1);
-        return {{first(low), first(high)}, {second(low), second(high)}};
-    }
-    METHOD static Input input(const bf16* p) {
-        return {_mm256_set1_ps(to_float(p[0])), _mm256_set1_ps(to_float(p[1]))};
-    }
-    METHOD static Total add(const Total& total, const Weights& w, const Input& x) {
-        return total.plus(w.first, x.first).plus(w.second, x.second);
     }
 };
 #endif
@@ -128,17 +71,6 @@ struct Product {
     int64_t steps;
 };
 
-// Only types that differ go through memcpy: it makes the compiler keep them in memory.
-template <class T>
-INLINE void same_bits(T& to, const T& from) {
-    to = from;
-}
-template <class T, class U>
-INLINE void same_bits(T& to, const U& from) {
-    static_assert(sizeof to == sizeof from, "the same numbers, held in other registers");
-    memcpy(&to, &from, sizeof to);
-}
-
 // sums[M][N][LANES] += M rows times N tiles, from `x` and `line` on. The sums must stay in registers: not inlined, and
 // apart from what a sink does, for what calls functions around the loop makes the compiler keep them in memory, at
 // half the speed.
@@ -147,12 +79,12 @@ INLINE void same_bits(T& to, const U& from) {
 template <int M, int N, class T, int AHEAD = 0>
 __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const T* line, int64_t line_stride,
                                           int64_t steps, typename Line<T>::Sum* sums, const char* ahead = nullptr) {
-    typedef Registers<T> L;
-    typename L::Total total[M][N];
+    typedef Line<T> L;
+    typename L::Sum total[M][N];
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) same_bits(total[m][n], sums[m * N + n]);
+        for (int n = 0; n < N; n++) total[m][n] = sums[m * N + n];
     for (int64_t i = 0; i < steps; i++) {
 #pragma GCC unroll 4
         for (int n = 0; n < AHEAD; n++) __builtin_prefetch(ahead + n * CACHE_LINE, 0, 2);
@@ -171,7 +103,7 @@ __attribute__((noinline)) void accumulate(const T* x, int64_t row_stride, const 
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) same_bits(sums[m * N + n], total[m][n]);
+        for (int n = 0; n < N; n++) sums[m * N + n] = total[m][n];
 }
 
 // M rows times N tiles. sink.start(row, tile) gives what each sum begins with, sink.finish(row, tile, sum) takes it.

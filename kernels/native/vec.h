@@ -1,58 +1,24 @@
-// Sixteen floats at a time, for any processor: the compiler cuts the vectors to what it has.
-// Only where plain code would lose much are intrinsics named.
+// Formulas on sixteen floats at a time, and their places in memory.
 #pragma once
-#include <cstdint>
-#include <cstring>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#define METHOD __attribute__((always_inline))
-#define INLINE static inline METHOD
-
-constexpr int LANES = 16;
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+#include "shuffles.h"
 
 // A bfloat16 in memory. Arithmetic is in float.
 struct bf16 {
     uint16_t bits;
 };
 
-INLINE vf set1(float x) { return vf{} + x; }
-
-INLINE vf load(const float* p) {
-    vf x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-INLINE vf load(const bf16* p) {
-    vh half;
-    memcpy(&half, p, sizeof half);
-#if defined(__AVX512F__)
-    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
-#else
-    return (vf)(__builtin_convertvector(half, vu) << 16);
-#endif
-}
-INLINE vi load(const int32_t* p) {
-    vi x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-INLINE void store(float* p, vf x) { memcpy(p, &x, sizeof x); }
+INLINE vf load(const float* p) { return read<vf>(p); }
+INLINE vf load(const bf16* p) { return (vf)(widen(p) << 16); }
+INLINE vi load(const int32_t* p) { return read<vi>(p); }
+INLINE void store(float* p, vf x) { write(p, x); }
 INLINE void store(bf16* p, vf x) {
 #if defined(__AVX512BF16__)
-    __m256bh half = _mm512_cvtneps_pbh((__m512)x);
-    memcpy(p, &half, sizeof half);
+    write(p, _mm512_cvtneps_pbh((__m512)x));
 #else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
     vu quiet = (bits >> 16) | 0x40;
-    vh half = __builtin_convertvector((vu)(x == x ? (vi)rounded : (vi)quiet), vh);
-    memcpy(p, &half, sizeof half);
+    narrow(p, select(x == x, rounded, quiet));
 #endif
 }
 
@@ -80,39 +46,6 @@ INLINE void store_first(T* p, vf x, int n) {
     memcpy(p, buffer, n * sizeof(T));
 }
 
-INLINE vf max(vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#else
-    return a > b ? a : b;
-#endif
-}
-INLINE vf min(vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
-#else
-    return a < b ? a : b;
-#endif
-}
-INLINE float sum(vf x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)x);
-#else
-    float total = 0;
-    for (int i = 0; i < LANES; i++) total += x[i];
-    return total;
-#endif
-}
-INLINE float highest(vf x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps((__m512)x);
-#else
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-    return most;
-#endif
-}
-
 // 2^x to 2 units in the last place; 0 below -126, for processors are slow with what is smaller than normal numbers.
 #if defined(__AVX512DQ__)
 // Of a finite x; what is smaller than normal numbers is not zero here. The power of the fraction in [0, 1) is 1 + x * (best
@@ -130,15 +63,12 @@ INLINE vf exp2_of_finite(vf x) {
 // Of an x that is at most 126, or NaN.
 INLINE vf exp2_of_low(vf x) {
     vf power = exp2_of_finite(max(set1(-126.0f), x));  // in this order a NaN stays one
-    return x < -126.0f ? vf{} : power;
+    return select(x < -126.0f, vf{}, power);
 }
 // Of any x; 2^126 of more.
 INLINE vf exp2(vf x) { return exp2_of_low(min(set1(126.0f), x)); }
 #else
-INLINE vf exp2(vf x) {
-    vi is_low = x < -126.0f;
-    x = max(set1(-126.0f), x);  // in this order a NaN stays one
-    x = min(set1(126.0f), x);
+INLINE vf exp2_of_clamped(vf x) {
     vf magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vf whole = x + magic;
     vf rest = x - (whole - magic);
@@ -150,10 +80,17 @@ INLINE vf exp2(vf x) {
     y = y * rest + 2.4022651e-1f;
     y = y * rest + 6.9314718e-1f;
     y = y * rest + 1.0f;
-    return is_low ? vf{} : y * power;
+    return y * power;
 }
-INLINE vf exp2_of_low(vf x) { return exp2(x); }
-INLINE vf exp2_of_finite(vf x) { return exp2(x); }
+// Of a finite x; what is smaller than normal numbers is not zero here down to 2^-126.5. Of -127 the power's bits are zero.
+INLINE vf exp2_of_finite(vf x) { return exp2_of_clamped(min(set1(126.0f), max(set1(-127.0f), x))); }
+// Of an x that is at most 126, or NaN.
+INLINE vf exp2_of_low(vf x) {
+    vf power = exp2_of_clamped(max(set1(-126.0f), x));  // in this order a NaN stays one
+    return select(x < -126.0f, vf{}, power);
+}
+// Of any x; 2^126 of more.
+INLINE vf exp2(vf x) { return exp2_of_low(min(set1(126.0f), x)); }
 #endif
 constexpr float LOG2E = 1.44269504088896340736f;
 INLINE vf exp(vf x) { return exp2(x * LOG2E); }
@@ -170,19 +107,3 @@ INLINE vf quotient(vf a, vf b) {
 INLINE vf sigmoid(vf x) { return quotient(set1(1.0f), 1.0f + exp(-x)); }
 INLINE vf silu(vf x) { return quotient(x, 1.0f + exp(-x)); }
 INLINE vf tanh(vf x) { return 1.0f - quotient(set1(2.0f), 1.0f + exp(2.0f * x)); }
-
-// The sums of sixteen vectors, in their order.
-INLINE vf sums(vf* v) {
-#define HALVE(width, ...) \
-    for (int i = 0; i < width; i++) { \
-        vi low = {__VA_ARGS__}; \
-        vi high = low + width; \
-        v[i] = __builtin_shuffle(v[2 * i], v[2 * i + 1], low) + __builtin_shuffle(v[2 * i], v[2 * i + 1], high); \
-    }
-    HALVE(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23)
-    HALVE(4, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27)
-    HALVE(2, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29)
-    HALVE(1, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
-#undef HALVE
-    return v[0];
-}

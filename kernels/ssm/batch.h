@@ -10,7 +10,7 @@ constexpr int64_t SERIAL_WORK = 1 << 15;  // multiplications below which waking 
 // log(1 + exp(x)) as max(x, 0) + log(1 + e) with e = exp(-|x|), where log(1 + e) is e * (1 + e * (best of degree 7 on
 // [0, 1], by relative error)), to 3 units in the last place: processors divide slowly.
 INLINE vf softplus(vf x) {
-    const vf e = exp2_of_low((x < 0.0f ? x : -x) * LOG2E);
+    const vf e = exp2_of_low(select(x < 0.0f, x, -x) * LOG2E);
     vf y = set1(5.36482548e-3f);
     y = y * e - 3.00657973e-2f;
     y = y * e + 7.92045444e-2f;

@@ -32,10 +32,11 @@ struct ConvChannels {
 
     void load_history() {
         for (int k = 0; k < W - 1; k++) {
-            history[k] = vf{};
+            alignas(64) float inputs[LANES] = {};
             if (batch.has_history[request])
                 for (int c = 0; c < n; c++)
-                    history[k][c] = conv.states.at(batch.slots[request], (channel + c) * (W - 1) + k);
+                    inputs[c] = conv.states.at(batch.slots[request], (channel + c) * (W - 1) + k);
+            history[k] = load(inputs);
         }
     }
 

@@ -17,22 +17,6 @@ struct Mamba1 {
     int64_t slot_stride, channels, num_states;
 };
 
-// Sixteen rows of sixteen become columns: halves, quarters, eighths and sixteenths change places across the diagonal.
-INLINE void transpose(vf* rows) {
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-#pragma GCC unroll 4
-    for (int width = 8; width > 0; width /= 2) {
-        const vi upper = (lane & width) != 0, low = upper ? lane - width + LANES : lane, high = low + width;
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) {
-            if (i & width) continue;
-            const vf a = rows[i], b = rows[i + width];
-            rows[i] = __builtin_shuffle(a, b, low);
-            rows[i + width] = __builtin_shuffle(a, b, high);
-        }
-    }
-}
-
 // [channels, states] to a vector of channels for each state.
 INLINE void load_columns(const float* rows, int64_t num_states, int n, vf* to) {
     if (num_states == LANES && n == LANES) {
@@ -48,7 +32,7 @@ INLINE void load_columns(const float* rows, int64_t num_states, int n, vf* to) {
 INLINE void store_columns(const vf* from, int64_t num_states, int n, float* rows) {
     if (num_states == LANES && n == LANES) {
         vf turned[LANES];
-        memcpy(turned, from, sizeof turned);
+        std::copy_n(from, LANES, turned);
         transpose(turned);
         for (int c = 0; c < LANES; c++) store(rows + c * LANES, turned[c]);
         return;

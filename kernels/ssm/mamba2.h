@@ -96,8 +96,8 @@ struct Head {
         alignas(64) float dt[LANES] = {};
         for (int64_t t = begin; t < end; t++) dt[t - begin] = s.dt.at(t, head);
         vf step = softplus(load(dt) + (s.dt_bias ? s.dt_bias[head] : 0));
-        step = step < s.lowest_dt ? set1(s.lowest_dt) : step;
-        step = step > s.highest_dt ? set1(s.highest_dt) : step;
+        step = select(step < s.lowest_dt, set1(s.lowest_dt), step);
+        step = select(step > s.highest_dt, set1(s.highest_dt), step);
         store(dt, step);
         store(tile.decay, exp(step * s.A[head]));
         for (int64_t row = 0; row < s.head_size; row += LANES) {
