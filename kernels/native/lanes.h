@@ -200,9 +200,19 @@ INLINE void narrow_to_bytes(uint8_t* p, vi x) {
 #endif
 }
 
-INLINE vi lane_numbers() {
-    static constexpr int32_t numbers[LANES] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return read<vi>(numbers);
+// 0 to 15.
+template <int FIRST, int... I>
+INLINE ri numbers_from(std::integer_sequence<int, I...>) {
+    return ri{FIRST + I...};
+}
+template <class V = vi, int FIRST = 0>
+INLINE V lane_numbers() {
+    if constexpr (IS_HALVES<V>) {
+        typedef decltype(V::low) Half;
+        return {lane_numbers<Half, FIRST>(), lane_numbers<Half, FIRST + V::HALF_LANES>()};
+    } else {
+        return numbers_from<FIRST>(std::make_integer_sequence<int, REGISTER_LANES>{});
+    }
 }
 
 // Integers to floats.

@@ -118,13 +118,14 @@ INLINE vf sums(vf* v) {
     return v[0];
 }
 
-// Blocks of the registers of a square change places across its diagonal: halves, quarters and so on.
+// Blocks of the registers of a square change places across its diagonal: halves, quarters and so on. As floats, whatever
+// they are: processors have more shuffles for these.
 template <int WIDTH = REGISTER_LANES / 2>
-INLINE void transpose_block(ru* rows) {
+INLINE void transpose_block(rf* rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < REGISTER_LANES; i++) {
         if (i & WIDTH) continue;
-        const ru a = rows[i], b = rows[i + WIDTH];
+        const rf a = rows[i], b = rows[i + WIDTH];
         rows[i] = pick(a, b, Order::Upper<WIDTH>{});
         rows[i + WIDTH] = pick(a, b, Order::Lower<WIDTH>{});
     }
@@ -134,12 +135,12 @@ INLINE void transpose_block(ru* rows) {
 // Sixteen rows of sixteen become columns.
 template <class V>
 INLINE void transpose(V* rows) {
-    if constexpr (REGISTERS == 1) return transpose_block((ru*)rows);
-    ru* all = (ru*)rows;  // [LANES][REGISTERS]
+    if constexpr (REGISTERS == 1) return transpose_block((rf*)rows);
+    rf* all = (rf*)rows;  // [LANES][REGISTERS]
     for (int i = 0; i < REGISTERS; i++)
         for (int j = 0; j <= i; j++) {
-            ru *first = all + i * REGISTER_LANES * REGISTERS + j, *second = all + j * REGISTER_LANES * REGISTERS + i;
-            ru a[REGISTER_LANES], b[REGISTER_LANES];
+            rf *first = all + i * REGISTER_LANES * REGISTERS + j, *second = all + j * REGISTER_LANES * REGISTERS + i;
+            rf a[REGISTER_LANES], b[REGISTER_LANES];
             for (int k = 0; k < REGISTER_LANES; k++) a[k] = first[k * REGISTERS], b[k] = second[k * REGISTERS];
             transpose_block(a);
             transpose_block(b);
