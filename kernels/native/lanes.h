@@ -1,9 +1,9 @@
 // Sixteen lanes of 32 bits, on any processor: vf, vi and vu hold floats, int32 and uint32.
 //
 // With AVX-512 they are one register and the compiler's own vectors. Elsewhere they are Halves, down to what a register
-// holds: of vectors longer than that GCC takes comparisons, choices and shuffles apart lane by lane, and keeps the others
-// in memory, at a tenth of the speed. Operators work on both alike; what C++ lets no class have is a function: select()
-// for ?:, read() and write() for memcpy().
+// holds: of longer vectors GCC takes comparisons, choices and shuffles apart lane by lane and keeps all of them in memory,
+// at a tenth of the speed. Operators work on both alike; what C++ lets no class have is a function: select() for ?:,
+// read() and write() for memcpy(), which would put Halves into memory.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -69,27 +69,27 @@ struct Mask<Halves<Half>> {
 template <class V>
 using MaskOf = typename Mask<V>::Type;
 
-#define OF_HALVES(op, Result)                                                             \
-    template <class H>                                                                    \
-    INLINE Result operator op(Halves<H> a, Halves<H> b) {                                 \
-        typedef decltype(Result::low) Half;                                               \
-        return {(Half)(a.low op b.low), (Half)(a.high op b.high)};                        \
-    }                                                                                     \
-    template <class H>                                                                    \
-    INLINE Result operator op(Halves<H> a, typename Halves<H>::Element b) {               \
-        typedef decltype(Result::low) Half;                                               \
-        return {(Half)(a.low op b), (Half)(a.high op b)};                                 \
-    }                                                                                     \
-    template <class H>                                                                    \
-    INLINE Result operator op(typename Halves<H>::Element a, Halves<H> b) {               \
-        typedef decltype(Result::low) Half;                                               \
-        return {(Half)(a op b.low), (Half)(a op b.high)};                                 \
+#define OF_HALVES(op, Result)                                               \
+    template <class H>                                                      \
+    INLINE Result operator op(Halves<H> a, Halves<H> b) {                   \
+        typedef decltype(Result::low) Half;                                 \
+        return {(Half)(a.low op b.low), (Half)(a.high op b.high)};          \
+    }                                                                       \
+    template <class H>                                                      \
+    INLINE Result operator op(Halves<H> a, typename Halves<H>::Element b) { \
+        typedef decltype(Result::low) Half;                                 \
+        return {(Half)(a.low op b), (Half)(a.high op b)};                   \
+    }                                                                       \
+    template <class H>                                                      \
+    INLINE Result operator op(typename Halves<H>::Element a, Halves<H> b) { \
+        typedef decltype(Result::low) Half;                                 \
+        return {(Half)(a op b.low), (Half)(a op b.high)};                   \
     }
-#define ARITHMETIC(op)                           \
-    OF_HALVES(op, Halves<H>)                     \
-    template <class H, class X>                  \
+#define ARITHMETIC(op)                                    \
+    OF_HALVES(op, Halves<H>)                              \
+    template <class H, class X>                           \
     INLINE Halves<H>& operator op##=(Halves<H>& a, X b) { \
-        return a = a op b;                       \
+        return a = a op b;                                \
     }
 #define COMPARISON(op) OF_HALVES(op, MaskOf<Halves<H>>)
 ARITHMETIC(+)

@@ -118,8 +118,8 @@ INLINE vf sums(vf* v) {
     return v[0];
 }
 
-// Blocks of the registers of a square change places across its diagonal: halves, quarters and so on. As floats, whatever
-// they are: processors have more shuffles for these.
+// Rows of a square of registers become columns: halves, quarters and so on change places across the diagonal. As floats,
+// whatever they are: processors have more shuffles for these.
 template <int WIDTH = REGISTER_LANES / 2>
 INLINE void transpose_block(rf* rows) {
 #pragma GCC unroll 16

@@ -48,9 +48,9 @@ INLINE void store_first(T* p, vf x, int n) {
 
 // 2^x to 2 units in the last place; 0 below -126, for processors are slow with what is smaller than normal numbers.
 #if defined(__AVX512DQ__)
-// Of a finite x; what is smaller than normal numbers is not zero here. The power of the fraction in [0, 1) is 1 + x * (best
-// of degree 4 by relative error), so that 2^0 is 1; scalef takes the whole part of x itself.
-INLINE vf exp2_of_finite(vf x) {
+// The power of the fraction in [0, 1) is 1 + x * (best of degree 4 by relative error), so that 2^0 is 1; scalef takes the
+// whole part of x itself.
+INLINE vf exp2_of_normal(vf x) {
     vf rest = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF);
     vf y = set1(1.86713005e-3f);
     y = y * rest + 9.01703071e-3f;
@@ -60,15 +60,10 @@ INLINE vf exp2_of_finite(vf x) {
     y = y * rest + 1.0f;
     return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
 }
-// Of an x that is at most 126, or NaN.
-INLINE vf exp2_of_low(vf x) {
-    vf power = exp2_of_finite(max(set1(-126.0f), x));  // in this order a NaN stays one
-    return select(x < -126.0f, vf{}, power);
-}
-// Of any x; 2^126 of more.
-INLINE vf exp2(vf x) { return exp2_of_low(min(set1(126.0f), x)); }
+// Of a finite x; what is smaller than normal numbers is not zero here.
+INLINE vf exp2_of_finite(vf x) { return exp2_of_normal(x); }
 #else
-INLINE vf exp2_of_clamped(vf x) {
+INLINE vf exp2_of_normal(vf x) {
     vf magic = set1(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     vf whole = x + magic;
     vf rest = x - (whole - magic);
@@ -82,16 +77,16 @@ INLINE vf exp2_of_clamped(vf x) {
     y = y * rest + 1.0f;
     return y * power;
 }
-// Of a finite x; what is smaller than normal numbers is not zero here down to 2^-126.5. Of -127 the power's bits are zero.
-INLINE vf exp2_of_finite(vf x) { return exp2_of_clamped(min(set1(126.0f), max(set1(-127.0f), x))); }
+// Of a finite x; what is smaller than normal numbers is zero from -126.5 down: the power's bits are, at -127.
+INLINE vf exp2_of_finite(vf x) { return exp2_of_normal(min(set1(126.0f), max(set1(-127.0f), x))); }
+#endif
 // Of an x that is at most 126, or NaN.
 INLINE vf exp2_of_low(vf x) {
-    vf power = exp2_of_clamped(max(set1(-126.0f), x));  // in this order a NaN stays one
+    vf power = exp2_of_normal(max(set1(-126.0f), x));  // in this order a NaN stays one
     return select(x < -126.0f, vf{}, power);
 }
 // Of any x; 2^126 of more.
 INLINE vf exp2(vf x) { return exp2_of_low(min(set1(126.0f), x)); }
-#endif
 constexpr float LOG2E = 1.44269504088896340736f;
 INLINE vf exp(vf x) { return exp2(x * LOG2E); }
 
