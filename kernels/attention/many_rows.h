@@ -51,12 +51,12 @@ void lay_keys(const KeyBlock<T>& block, uint32_t* lines, const Panels& panels) {
         uint32_t* to = lines + panels.place_of(tile);
         const int64_t stride = panels.stride_of(tile);
         for (int64_t word = 0; word < words; word += LANES) {
-            vu v[LANES];
+            vf v[LANES];
             const int there = (int)std::min<int64_t>(LANES, words - word);
 #pragma GCC unroll 16
             for (int i = 0; i < LANES; i++) {
                 const T* row = block.k[tile * LANES + i];
-                v[i] = row ? (vu)load_first((const float*)row + word, there) : vu{};
+                v[i] = row ? load_first((const float*)row + word, there) : vf{};
             }
             transpose(v);
             for (int i = 0; i < there; i++) write(to + (word + i) * stride, v[i]);

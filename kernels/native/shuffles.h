@@ -118,8 +118,7 @@ INLINE vf sums(vf* v) {
     return v[0];
 }
 
-// Rows of a square of registers become columns: halves, quarters and so on change places across the diagonal. As floats,
-// whatever they are: processors have more shuffles for these.
+// Rows of a square of registers become columns: halves, quarters and so on change places across the diagonal.
 template <int WIDTH = REGISTER_LANES / 2>
 INLINE void transpose_block(rf* rows) {
 #pragma GCC unroll 16
@@ -133,8 +132,7 @@ INLINE void transpose_block(rf* rows) {
 }
 
 // Sixteen rows of sixteen become columns.
-template <class V>
-INLINE void transpose(V* rows) {
+INLINE void transpose(vf* rows) {
     if constexpr (REGISTERS == 1) return transpose_block((rf*)rows);
     rf* all = (rf*)rows;  // [LANES][REGISTERS]
     for (int i = 0; i < REGISTERS; i++)

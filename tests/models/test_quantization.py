@@ -23,8 +23,8 @@ QUICK = ("gpt_oss", "gemma3n_text", "nemotron_h", "zamba", "kimi_linear")
 """With experts, tables that are looked up alone, Mamba-2 and MLPs, Mamba-1 in slices, and latent attention."""
 LENGTH = 40
 ROUNDED_INPUTS = 1e-2
-"""Of the logits' deviation: 16 bits of inputs, through a few layers. Gemma 4's are 5e-3 apart, all others' at most 2e-3;
-weights in 8 bits change the logits of each family by 3e-2 or more."""
+"""Of the logits' deviation: 16 bits of inputs, through a few layers. Gemma 4's are 5e-3 apart, all others' at most
+2e-3; weights in 8 bits change the logits of each family by 3e-2 or more."""
 
 
 def packed_linears(value: object) -> Iterator[PackedLinear]:
