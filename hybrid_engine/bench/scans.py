@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +36,8 @@ class Scan:
     operands: Mapping[str, Any]
     state_name: str
     state_shape: tuple[int, ...]
-    least_torch_ratio: float | None = None
+    peer: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """transformers' loop over tokens, with the same inputs, from states of zero: outputs and the last states."""
 
 
 def run(*, num_rounds: int = 3, num_threads: int | None = None, num_tokens: int = NUM_TOKENS) -> Iterator[Report]:
@@ -49,7 +50,8 @@ def run(*, num_rounds: int = 3, num_threads: int | None = None, num_tokens: int 
             figures += _figures(scan, num_tokens, num_rounds)
     notes = (
         f"bfloat16 inputs, float32 states, one request of {num_tokens} tokens, {torch.get_num_threads()} threads",
-        f"{len(CAPTURE_ENDS)} states are kept on the way; torch's Mamba-1 is a loop over tokens, the others' pieces",
+        f"{len(CAPTURE_ENDS)} states are kept on the way",
+        "torch: our own fallback, Mamba-1 a loop over tokens that allocates little, the others in pieces",
     )
     yield Report("Scans of recurrent layers", tuple(figures), notes)
 
@@ -73,7 +75,28 @@ def mamba1(num_tokens: int, *, channels: int = 8192, num_states: int = 16) -> Sc
         operands,
         "state_SIN",
         (channels, num_states),
-        LEAST_LOOP_RATIO,
+        _transformers_loop(operands),
+    )
+
+
+def _transformers_loop(inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor]] | None:
+    """What transformers runs for Jamba where no kernel is installed; None where it has no such function."""
+    try:
+        from transformers.models.jamba.modeling_jamba import mamba_selective_scan
+    except ImportError:
+        return None
+    turned = (inputs[name].T[None] for name in ("x_TI", "dt_TI"))
+    turned_B_and_C = (inputs[name].T[None] for name in ("B_TN", "C_TN"))
+    return partial(
+        mamba_selective_scan,
+        *turned,
+        inputs["A_IN"],
+        *turned_B_and_C,
+        D=inputs["D_I"],
+        z=inputs["z_TI"].T[None],
+        delta_bias=inputs["dt_bias_I"],
+        delta_softplus=True,
+        return_last_state=True,
     )
 
 
@@ -133,24 +156,40 @@ def _figures(scan: Scan, num_tokens: int, num_rounds: int) -> list[Figure]:
     operands = {**scan.operands, scan.state_name: states_S}
     operation, torchs = partial(scan.ours, **operands), partial(scan.torchs, **operands)
     operation(meta=capturing)  # what is built on first use
+    peer: Callable[[], object] = scan.peer or (lambda: None)
     rounds = [
-        (_seconds(operation, plain), _seconds(operation, capturing), _seconds(torchs, plain)) for _ in range(num_rounds)
+        (
+            _seconds(partial(operation, meta=plain)),
+            _seconds(partial(operation, meta=capturing)),
+            _seconds(partial(torchs, meta=plain)),
+            _seconds(peer),
+        )
+        for _ in range(num_rounds)
     ]
-    capture_ratios = tuple(with_states / without for without, with_states, _ in rounds)
-    torch_ratios = tuple(theirs / mine for mine, _, theirs in rounds)
-    return [
-        Figure(scan.name, "ms", tuple(mine * 1e3 for mine, _, _ in rounds)),
-        Figure("  with states kept on the way / without", "x", capture_ratios, at_most=MOST_CAPTURE_RATIO),
-        Figure("  torch's time / ours", "x", torch_ratios, at_least=scan.least_torch_ratio),
+    ours, capturing_ours, in_torch, in_transformers = zip(*rounds, strict=True)
+    figures = [
+        Figure(scan.name, "ms", tuple(seconds * 1e3 for seconds in ours)),
+        Figure(
+            "  with states kept on the way / without", "x", _ratios(capturing_ours, ours), at_most=MOST_CAPTURE_RATIO
+        ),
+        Figure("  torch's time / ours", "x", _ratios(in_torch, ours)),
     ]
+    if scan.peer:
+        ratios = _ratios(in_transformers, ours)
+        figures.append(Figure("  transformers' loop over tokens / ours", "x", ratios, at_least=LEAST_LOOP_RATIO))
+    return figures
 
 
-def _seconds(scan: Callable[..., Tensor], meta: StateMeta) -> float:
+def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> tuple[float, ...]:
+    return tuple(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def _seconds(operation: Callable[[], object]) -> float:
     """Return the time of the fastest of some calls: a neighbour only ever adds to it."""
     times = []
     for _ in range(CALLS_IN_ROUND):
         start = time.perf_counter()
-        scan(meta=meta)
+        operation()
         times.append(time.perf_counter() - start)
     return min(times)
 

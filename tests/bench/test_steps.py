@@ -3,8 +3,7 @@
 import torch
 
 from hybrid_engine import tiny_hybrid
-from hybrid_engine.bench import scans, steps, weights
-from hybrid_engine.kernels.ssm import reference
+from hybrid_engine.bench import steps, weights
 
 
 def test_the_weights_of_a_step_are_those_of_all_linear_layers_once_the_head_first():
@@ -57,20 +56,3 @@ def test_a_prefill_ends_with_its_first_token_and_decoding_is_timed_behind_it():
     bench = steps.StepBench(tiny_hybrid.find_model(tiny_hybrid.NAME), 1)
     assert len(bench._steps(1, 40, 1)) == 1
     assert len(bench._steps(3, 40, steps.DECODE_STEPS)) >= steps.DECODE_STEPS
-
-
-def test_a_scan_of_the_bench_is_the_one_that_its_reference_computes():
-    scan = scans.mamba1(24, channels=32)
-    outputs = []
-    for run in (scan.ours, scan.torchs, reference.mamba1_scan):
-        states_S = torch.zeros(scans.NUM_SLOTS, *scan.state_shape)
-        operands = {**scan.operands, scan.state_name: states_S}
-        outputs.append(run(**operands, meta=scans.StateMeta.build(num_queries=[24], slots=[1], has_history=[True])))
-    torch.testing.assert_close(outputs[0], outputs[2], rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(outputs[1], outputs[2], rtol=2e-2, atol=2e-2)
-
-
-def test_states_are_kept_where_the_bench_says():
-    (report,) = scans.run(num_rounds=1, num_threads=1, num_tokens=16)
-    assert [figure.at_most for figure in report.figures[1::3]] == [scans.MOST_CAPTURE_RATIO] * 3
-    assert [figure.at_least for figure in report.figures[2::3]] == [scans.LEAST_LOOP_RATIO, None, None]
