@@ -156,13 +156,12 @@ def _figures(scan: Scan, num_tokens: int, num_rounds: int) -> list[Figure]:
     operands = {**scan.operands, scan.state_name: states_S}
     operation, torchs = partial(scan.ours, **operands), partial(scan.torchs, **operands)
     operation(meta=capturing)  # what is built on first use
-    peer: Callable[[], object] = scan.peer or (lambda: None)
     rounds = [
         (
             _seconds(partial(operation, meta=plain)),
             _seconds(partial(operation, meta=capturing)),
             _seconds(partial(torchs, meta=plain)),
-            _seconds(peer),
+            _seconds(scan.peer) if scan.peer else 0.0,
         )
         for _ in range(num_rounds)
     ]
