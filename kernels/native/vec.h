@@ -46,7 +46,7 @@ INLINE void store_first(T* p, vf x, int n) {
     memcpy(p, buffer, n * sizeof(T));
 }
 
-// 2^x to 2 units in the last place; 0 below -126, for processors are slow with what is smaller than normal numbers.
+// 2^x to 3 units in the last place; 0 below -126, for processors are slow with what is smaller than normal numbers.
 #if defined(__AVX512DQ__)
 // The power of the fraction in [0, 1) is 1 + x * (best of degree 4 by relative error), so that 2^0 is 1; scalef takes the
 // whole part of x itself.
