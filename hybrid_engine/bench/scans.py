@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,21 +80,20 @@ def mamba1(num_tokens: int, *, channels: int = 8192, num_states: int = 16) -> Sc
     )
 
 
-def _transformers_loop(inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor]] | None:
-    """What transformers runs for Jamba where no kernel is installed; None where it has no such function."""
-    try:
-        from transformers.models.jamba.modeling_jamba import mamba_selective_scan
-    except ImportError:
-        return None
-    turned = (inputs[name].T[None] for name in ("x_TI", "dt_TI"))
-    turned_B_and_C = (inputs[name].T[None] for name in ("B_TN", "C_TN"))
+def _transformers_loop(inputs: Mapping[str, Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """What transformers runs for Jamba where no kernel is installed: torch's part of its function, whatever is."""
+    from transformers.models.jamba.modeling_jamba import mamba_selective_scan
+
+    turned = {name: inputs[name].T[None] for name in ("x_TI", "dt_TI", "B_TN", "C_TN", "z_TI")}
     return partial(
-        mamba_selective_scan,
-        *turned,
+        inspect.unwrap(mamba_selective_scan),
+        turned["x_TI"],
+        turned["dt_TI"],
         inputs["A_IN"],
-        *turned_B_and_C,
+        turned["B_TN"],
+        turned["C_TN"],
         D=inputs["D_I"],
-        z=inputs["z_TI"].T[None],
+        z=turned["z_TI"],
         delta_bias=inputs["dt_bias_I"],
         delta_softplus=True,
         return_last_state=True,
